@@ -16,7 +16,7 @@ PLACES, NAMES = ["Paris", "Rome", "Athens", "Lima"], ["Anna", "Boris", "Clara", 
 FILLER_WORDS = ["the", "film", "was", "in", "saw", "a", "story", "yesterday", "who", "where", "is"]
 
 
-def save_tiny(directory: Path, family, upstream: bool) -> str:
+def save_tiny(directory: Path, family, from_transformers: bool) -> str:
     """Save a tiny random model and a tokenizer of the words above; returns the directory."""
     tokenizer = family.tokenizer.train([" ".join(GOOD + BAD + PLACES + NAMES + FILLER_WORDS)] * 20, vocab_size=300)
     torch.manual_seed(0)
@@ -24,7 +24,7 @@ def save_tiny(directory: Path, family, upstream: bool) -> str:
     fields = {name: size for name, size in sizes.items() if name in family.config.__dataclass_fields__}
     model = family.models["AutoModel"](tiny_config(family, num_labels=2, **fields))
     tokenizer.save_pretrained(directory)
-    if upstream:
+    if from_transformers:
         # transformers' classes, as in a published checkpoint
         model.export_reference(directory)
         settings = directory / "tokenizer_config.json"

@@ -47,8 +47,9 @@ def test_training_step_does_not_synchronize(family: str, tmp_path: Path) -> None
 @pytest.mark.usefixtures("fresh_accelerate")
 def test_deterministic_runs() -> None:
     arguments = gpu_first.GpuArguments(size="tiny")
-    results = list(gpu_first.determinism(torch.device("cuda"), arguments))
-    assert results[-1].as_expected
+    default, deterministic = gpu_first.determinism(torch.device("cuda"), arguments)
+    assert default.as_expected is None  # default runs are equal up to rounding, which has no fixed tolerance
+    assert deterministic.as_expected, deterministic
 
 
 @gpu

@@ -1,4 +1,4 @@
-"""A small training problem: text, tokenizer, configuration, and helpers that run the training loop."""
+"""A small pretraining setup: text, tokenizer, configuration, and helpers that run the training loop."""
 
 import json
 import random
@@ -31,7 +31,7 @@ WORDS += ["old", "small", "it", "was", "and", "then"]
 
 @dataclass(frozen=True)
 class Workspace:
-    """Paths of the problem, and runs of `hf-ctxmodels pretrain`."""
+    """Paths of the files, and runs of `hf-ctxmodels pretrain`."""
 
     folder: Path
     family: str = "bert"
@@ -96,7 +96,7 @@ def make_workspace(folder: Path, family: str, vocab_size: int = 80, **extra_flag
 
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    return make_workspace(tmp_path_factory.mktemp("problem"), "bert")
+    return make_workspace(tmp_path_factory.mktemp("workspace"), "bert")
 
 
 @pytest.fixture(scope="session")
@@ -125,7 +125,7 @@ def fresh_accelerate() -> None:
 
 
 @pytest.fixture(scope="module")
-def problem(workspace):
+def pretraining_setup(workspace):
     """Tokenizer, objective and examples."""
     tokenizer = load_tokenizer(workspace.folder / "tokenizer")
     objective = MaskedLMWithNextSentence(tokenizer, max_length=32, seed=3)
@@ -151,8 +151,8 @@ def arguments(output_dir: Path, **overrides: object) -> LoopArguments:
     return LoopArguments(output_dir=str(output_dir), **{**defaults, **overrides})
 
 
-def run(model, problem, options: LoopArguments, collate=None, **loop_arguments):
-    tokenizer, objective, examples = problem
+def run(model, pretraining_setup, options: LoopArguments, collate=None, **loop_arguments):
+    tokenizer, objective, examples = pretraining_setup
     accelerator = make_accelerator(options)
     return TrainingLoop(
         model, examples, collate or objective.collate, options, accelerator, tokenizer=tokenizer, **loop_arguments

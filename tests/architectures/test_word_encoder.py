@@ -1,5 +1,6 @@
 """Contextual word vectors against the hidden states of single sentences."""
 
+import copy
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -164,11 +165,16 @@ def test_corpus_cache(bert: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert torch.equal(cached.vectors, expected.vectors)
     assert cached.words == expected.words
     [file] = tmp_path.iterdir()
-    encoder.encode_corpus(SENTENCES[1:], cache_dir=tmp_path, dtype=dtype, progress=False)
-    WordEncoder(model, tokenizer, pooling="first").encode_corpus(SENTENCES, cache_dir=tmp_path, progress=False)
-    other_model = model.__class__(model.config)
-    WordEncoder(other_model, tokenizer).encode_corpus(SENTENCES, cache_dir=tmp_path, dtype=dtype, progress=False)
-    assert len(list(tmp_path.iterdir())) == 4
+    changed_model = copy.deepcopy(model)
+    changed_model.get_input_embeddings().weight.data[0, 0] += 1
+    uncached = [
+        (encoder, SENTENCES[1:]),
+        (WordEncoder(model, tokenizer, pooling="first"), SENTENCES),
+        (WordEncoder(changed_model, tokenizer), SENTENCES),
+    ]
+    for num_files, (other_encoder, sentences) in enumerate(uncached, start=2):
+        other_encoder.encode_corpus(sentences, cache_dir=tmp_path, dtype=dtype, progress=False)
+        assert len(list(tmp_path.iterdir())) == num_files
     file.write_bytes(b"damaged")
     with pytest.raises(CtxError, match="cached vectors are damaged"):
         encoder.encode_corpus(SENTENCES, cache_dir=tmp_path, dtype=dtype, progress=False)

@@ -40,13 +40,13 @@ ORIGINS = [(name, False) for name in FAMILIES] + [(name, True) for name, family 
 
 @pytest.fixture(scope="session")
 def checkpoint(request, tmp_path_factory) -> str:
-    name, upstream = request.param
-    return save_tiny(tmp_path_factory.mktemp("checkpoint"), FAMILIES[name], upstream)
+    name, from_transformers = request.param
+    return save_tiny(tmp_path_factory.mktemp("checkpoint"), FAMILIES[name], from_transformers)
 
 
 @pytest.fixture(scope="session")
 def ctx_checkpoint(tmp_path_factory) -> str:
-    return save_tiny(tmp_path_factory.mktemp("own"), next(iter(FAMILIES.values())), upstream=False)
+    return save_tiny(tmp_path_factory.mktemp("own"), next(iter(FAMILIES.values())), from_transformers=False)
 
 
 TASK_FILES = {
@@ -64,15 +64,15 @@ def task_params() -> list:
     All tests of the first family and the first test of each architecture are fast, the others slow.
     """
     params, seen_architectures = [], set()
-    for family_index, (name, upstream) in enumerate(ORIGINS):
+    for family_index, (name, from_transformers) in enumerate(ORIGINS):
         case = Case(FAMILIES[name], "AutoModel")
-        architecture = case.has_attention, case.is_recurrent, upstream
+        architecture = case.has_attention, case.is_recurrent, from_transformers
         for task_index, task in enumerate(TASK_FILES):
-            if task_index != family_index % 2 and (name not in ("bert", "cvt") or upstream):
+            if task_index != family_index % 2 and (name not in ("bert", "cvt") or from_transformers):
                 continue
             is_quick = family_index == 0 or architecture not in seen_architectures
             seen_architectures.add(architecture)
-            params.append(pytest.param((name, upstream), task, marks=() if is_quick else pytest.mark.slow))
+            params.append(pytest.param((name, from_transformers), task, marks=() if is_quick else pytest.mark.slow))
     return params
 
 

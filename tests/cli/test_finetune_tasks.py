@@ -61,7 +61,7 @@ EXACT = ["hidden_dropout_prob=0", "attention_probs_dropout_prob=0"]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_tiny(tmp_path_factory.mktemp("model"), FAMILIES["bert"], upstream=False)
+    return save_tiny(tmp_path_factory.mktemp("model"), FAMILIES["bert"], from_transformers=False)
 
 
 def make_tasks(folder: Path, **options: dict[str, object]) -> dict[str, dict[str, object]]:
@@ -116,7 +116,7 @@ def test_ranking_and_multitask_ranking(checkpoint, tmp_path, monkeypatch, capsys
     length = {"max_length": 16, "max_steps": 2, "save_steps": 0, "output_dir": tmp_path / "together"}
     assert finetune("multitask", **multitask(checkpoint, tmp_path / "list", tasks, **length)) == 0
     assert 0 < TrainingSummary.load(tmp_path / "together").metrics["eval_ranked_mrr"] <= 1
-    reference = save_tiny(tmp_path / "reference", FAMILIES["bert"], upstream=False)
+    reference = save_tiny(tmp_path / "reference", FAMILIES["bert"], from_transformers=False)
     sizes = {"hidden_size": 32, "embedding_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
     config = SqueezeBertConfig(vocab_size=300, num_hidden_layers=1, max_position_embeddings=64, **sizes)
     SqueezeBertForMultipleChoice(config).save_pretrained(reference)  # a model of no family
@@ -248,7 +248,7 @@ def test_best_model_is_kept(tmp_path):
 
 
 def test_accumulation_and_processes_match_one_batch(tmp_path):
-    model = save_tiny(tmp_path / "reference", FAMILIES["bert"], upstream=True)  # a class of transformers
+    model = save_tiny(tmp_path / "reference", FAMILIES["bert"], from_transformers=True)  # a class of transformers
     tasks = make_tasks(tmp_path, sentences={}, words={"weight": 0.5})
     flags = multitask(model, tmp_path, tasks, config_options=EXACT, max_steps=6, logging_steps=1, learning_rate=1e-3)
     for name, size, micro_batches in (("whole", 16, 1), ("accumulated", 4, 4)):
@@ -286,7 +286,7 @@ def test_invalid_task_lists_and_flags(checkpoint, tmp_path, capsys, subtests):
     ):
         assert_fails(message, location, modify=lambda tasks, options=options: tasks["sentences"].update(options))
     assert_fails("'values' is not a valid name", modify=lambda tasks: tasks.update(values=tasks.pop("sentences")))
-    roberta = save_tiny(tmp_path / "roberta", FAMILIES["roberta"], upstream=False)
+    roberta = save_tiny(tmp_path / "roberta", FAMILIES["roberta"], from_transformers=False)
     pair_options = {"answer_steps": 2}
     assert_fails("compares two segments", location, modify=lambda t: t["sentences"].update(pair_options), model=roberta)
     shutil.copytree(checkpoint, tmp_path / "int8")
@@ -340,7 +340,7 @@ def test_packaged_task_list(shared_data):
 
 @pytest.fixture(scope="module")
 def cross_view_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_tiny(tmp_path_factory.mktemp("cvt"), FAMILIES["cvt"], upstream=False)
+    return save_tiny(tmp_path_factory.mktemp("cvt"), FAMILIES["cvt"], from_transformers=False)
 
 
 def test_multitask_cross_view_training(cross_view_model, tmp_path, monkeypatch, capsys):

@@ -35,7 +35,7 @@ TASK_ENTRIES = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Three tasks with files, `text.txt`, and tiny models `t5`, `gpt2` and `upstream`, a GPT-2 of transformers."""
+    """Three tasks with files, `text.txt`, and tiny models: `t5`, `gpt2`, and `transformers_gpt2` of transformers."""
     folder, rng = tmp_path_factory.mktemp("text2text"), random.Random(0)
     for split, size in (("train", 120), ("dev", 12)):
         films = [(rng.choice((GOOD, BAD)), rng.choice(("the film was", "a film"))) for _ in range(size)]
@@ -66,8 +66,8 @@ def folder(tmp_path_factory) -> Path:
     config = GPT2Config(
         vocab_size=len(tokenizer), n_positions=32, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0, **ends
     )
-    GPT2LMHeadModel(config).save_pretrained(folder / "upstream")
-    AutoTokenizer.from_pretrained(folder / "gpt2").save_pretrained(folder / "upstream")
+    GPT2LMHeadModel(config).save_pretrained(folder / "transformers_gpt2")
+    AutoTokenizer.from_pretrained(folder / "gpt2").save_pretrained(folder / "transformers_gpt2")
     return folder
 
 
@@ -79,7 +79,11 @@ def make_flags(folder: Path, source: str, out: Path, **overrides: Any) -> dict[s
 
 @pytest.mark.parametrize(
     ("model", "steps"),
-    [("t5", 100), ("gpt2", 6), *(pytest.param(name, 300, marks=pytest.mark.slow) for name in ("gpt2", "upstream"))],
+    [
+        ("t5", 100),
+        ("gpt2", 6),
+        *(pytest.param(name, 300, marks=pytest.mark.slow) for name in ("gpt2", "transformers_gpt2")),
+    ],
 )
 def test_mixture_training_prediction_and_finetuning(folder: Path, tmp_path: Path, model: str, steps: int) -> None:
     """Tasks are trained jointly; the best model of each task is saved; one task is fine-tuned further, by ranking."""
@@ -126,7 +130,7 @@ def test_mixture_training_prediction_and_finetuning(folder: Path, tmp_path: Path
     flags["text_task"] = folder / "tasks.yaml"
     assert "several tasks" in command_output("predict", **flags, input=folder / "film.dev.jsonl", fails=True)
 
-    if model != "upstream":  # a class of transformers
+    if model != "transformers_gpt2":  # a class of transformers
         assert run_command("push", model=out, repo_id="a/b", output_dir=tmp_path / "hub") == 0
 
     rank_flags = {"model": out, "only": "film", "max_steps": 1, "learning_rate": 1e-9, "prediction": "rank"}

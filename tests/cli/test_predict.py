@@ -320,7 +320,7 @@ def test_question_answering_scores(tmp_path: Path) -> None:
 
 
 def test_multi_label_model_raises(tmp_path: Path) -> None:
-    problem = {"problem_type": "multi_label_classification", "num_labels": 3}
-    folder = save_model(tmp_path / "model", "bert", "AutoModelForSequenceClassification", **problem)
+    config = {"problem_type": "multi_label_classification", "num_labels": 3}
+    folder = save_model(tmp_path / "model", "bert", "AutoModelForSequenceClassification", **config)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     assert "assigns several labels" in command_output("predict", model=folder, input=tmp_path / "texts.txt", fails=True)

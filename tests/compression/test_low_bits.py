@@ -77,9 +77,9 @@ def test_fake_quantization_rounds_to_nearest_level(subtests: pytest.Subtests) ->
             with subtests.test(bits=bits, groups=groups):
                 values = fake_quantize(weight, bits, groups)
                 torch.testing.assert_close(values, nearest_levels(weight.detach(), bits, groups), rtol=1e-5, atol=1e-6)
-                upstream = torch.randn_like(values)
-                (gradient,) = torch.autograd.grad(values, weight, upstream)
-                assert torch.equal(gradient, upstream)
+                grad_output = torch.randn_like(values)
+                (gradient,) = torch.autograd.grad(values, weight, grad_output)
+                assert torch.equal(gradient, grad_output)
                 codes = quantize_groups(weight, bits, groups).codes
                 assert int(codes.max()) < 2**bits
                 packed = pack_bits(codes, bits)

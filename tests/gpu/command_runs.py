@@ -1,4 +1,4 @@
-"""Run commands on the pretended device, and print a JSON record of each: its exit code and its number of launches.
+"""Run commands on the simulated device, and print a JSON record of each: its exit code and its number of launches.
 
 Usage: python command_runs.py COMMAND... (each in quotes)
 """
@@ -8,7 +8,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 
-import pretended_device as gpu  # before torch
+import simulated_device as gpu  # before torch
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from commands import run_command
@@ -16,7 +16,7 @@ from commands import run_command
 from hf_ctxmodels.training import training_state
 
 torch.set_num_threads(1)
-# tensors of the pretended device have neither pinned memory nor a storage that safetensors reads
+# tensors of the simulated device have neither pinned memory nor a storage that safetensors reads
 torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
 full_state_dict = training_state.full_state_dict
 training_state.full_state_dict = lambda model: {name: value.cpu() for name, value in full_state_dict(model).items()}
@@ -24,7 +24,7 @@ for command in sys.argv[1:]:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     errors = StringIO()
-    with gpu.pretended_device(), gpu.recording() as operations, redirect_stdout(StringIO()), redirect_stderr(errors):
+    with gpu.simulated_device(), gpu.recording() as operations, redirect_stdout(StringIO()), redirect_stderr(errors):
         try:
             code: object = run_command(*command.split())
         except Exception as error:

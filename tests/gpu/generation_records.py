@@ -1,4 +1,4 @@
-"""Generate on the pretended device, and print how often the host waits for it in one generation step, as JSON.
+"""Generate on the simulated device, and print how often the host waits for it in one generation step, as JSON.
 
 Usage: PYTHONPATH=tests:tests/gpu python tests/gpu/generation_records.py CASE ...
 """
@@ -7,7 +7,7 @@ import json
 import sys
 from collections import Counter
 
-import pretended_device as gpu  # before torch
+import simulated_device as gpu  # before torch
 import torch
 from zoo import CASES, Case, make_batch
 
@@ -23,7 +23,7 @@ def waits_per_step(case: Case, num_beams: int) -> Counter[str]:
         model = case.model().eval()
         names = ("input_ids", "attention_mask")
         batch = {name: tensor for name, tensor in make_batch(case, (6, 6)).items() if name in names}
-        with gpu.pretended_device():
+        with gpu.simulated_device():
             gpu.to_device(model)
             with gpu.recording() as record:
                 model.generate(

@@ -1,4 +1,4 @@
-"""Run heads on the pretended device and on the CPU, and print a JSON record for each.
+"""Run heads on the simulated device and on the CPU, and print a JSON record for each.
 
 Usage: PYTHONPATH=tests:tests/gpu python tests/gpu/head_records.py CAPABILITY CONDITIONS [CASE ...]
 
@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-import pretended_device as gpu  # before torch
+import simulated_device as gpu  # before torch
 import torch
 from zoo import CASES, Case, make_batch, make_targets
 
@@ -36,7 +36,7 @@ def run(case: Case, conditions: str) -> dict[str, Any]:
         expected.loss.backward()
     expected_gradients = gradients(model)
     model.zero_grad(set_to_none=True)
-    with gpu.pretended_device(tuple(map(int, sys.argv[1].split(".")))):
+    with gpu.simulated_device(tuple(map(int, sys.argv[1].split(".")))):
         gpu.to_device(model)
         device_batch: dict[str, Any] = CollatedBatch(batch).to("cuda")
         if source == "plain":

@@ -4,7 +4,7 @@ import copy
 import json
 from collections.abc import Callable
 
-import pretended_device as gpu  # before torch
+import simulated_device as gpu  # before torch
 import torch
 from torch import Tensor
 
@@ -55,7 +55,7 @@ def in_inference_mode(source: Tensor, tensor: Tensor) -> Tensor:
 
 
 def main() -> None:
-    with gpu.pretended_device():
+    with gpu.simulated_device():
         for name, function in CHANGES.items():
             source = torch.tensor([1, 2, 3])
             tensor = function(source, CollatedBatch({"ids": source}).to("cuda")["ids"])

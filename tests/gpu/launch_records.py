@@ -1,4 +1,4 @@
-"""Count the kernels and views of a training step per layer on the pretended device, and print them as JSON.
+"""Count the kernels and views of a training step per layer on the simulated device, and print them as JSON.
 
 Usage: PYTHONPATH=tests:tests/gpu python tests/gpu/launch_records.py FAMILY ...
 """
@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any, NamedTuple
 
-import pretended_device as gpu  # before torch
+import simulated_device as gpu  # before torch
 import torch
 import transformers
 from torch import Tensor
@@ -82,7 +82,7 @@ def count_operations(family: str, library: Any, num_layers: int, batch_size: int
     model, batch = model_class(config).train(), make_batch(family, batch_size)
     if family == "electra" and library is hf_ctxmodels:
         batch["labels"] = torch.where(batch["attention_mask"] == 1, batch["labels"], -100)
-    with gpu.pretended_device(capability):
+    with gpu.simulated_device(capability):
         gpu.to_device(model)
         device_batch = {name: tensor.to("cuda") for name, tensor in batch.items()}
         with gpu.recording() as record:
@@ -104,7 +104,7 @@ def count_optimizer_launches(num_layers: int) -> int:
     """Launches of a step of `ScaledAdamW`."""
     weights = [torch.nn.Parameter(torch.randn(8, 8)) for _ in range(6 * num_layers)]
     weights += [torch.nn.Parameter(torch.randn(8)) for _ in range(2 * num_layers)]
-    with gpu.pretended_device():
+    with gpu.simulated_device():
         model = gpu.to_device(torch.nn.ParameterList(weights))
         optimizer = ScaledAdamW(model.parameters(), lr=0.1, betas=(0.9, 0.99), eps=1e-8)
         for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""Pretrain families on the pretended device for some steps, and print what makes the host wait in a step as JSON.
+"""Pretrain families on the simulated device for some steps, and print what makes the host wait in a step as JSON.
 
 Usage: PYTHONPATH=tests:tests/gpu python tests/gpu/training_records.py FAMILY ...
 
@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pretended_device as gpu  # before torch
+import simulated_device as gpu  # before torch
 from commands import run_command
 from training_runs import make_workspace
 from transformers import AutoTokenizer, Trainer, TrainingArguments
@@ -48,7 +48,7 @@ def count_waits(family: str, folder: Path) -> Counter[str]:
 
     TrainingStep.__call__ = measured_step  # type: ignore[method-assign]
     try:
-        with gpu.pretended_device():
+        with gpu.simulated_device():
             flags = {
                 "family": family,
                 "config": "tiny",
@@ -82,7 +82,7 @@ def count_trainer_waits(folder: Path) -> Counter[str]:
             waits.append(Counter(record.waits))
             return loss
 
-    with gpu.pretended_device():
+    with gpu.simulated_device():
         model = CtxBertForMaskedLM(tiny_config(FAMILIES["bert"], vocab_size=len(tokenizer)))
         arguments = TrainingArguments(str(folder / "model"), remove_unused_columns=False, report_to="none", **options)
         MeasuredTrainer(model, arguments, train_dataset=features, data_collator=objective).train()

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.testing import assert_close
-from zoo import BASES, HEADS, Case, as_subtests, at_tokens, make_batch
+from zoo import BASES, HEADS, Case, as_subtests, make_batch, select_non_padding
 
 from hf_ctxmodels import CtxError, inspection_mode
 from hf_ctxmodels.core.attention_heads import attention_layers, parse_heads, prune_heads
@@ -31,7 +31,7 @@ def run(model: nn.Module, batch: dict[str, Tensor], **kwargs: Any) -> Any:
         outputs = model(**batch, **kwargs)
     for name, value in outputs.items():
         if isinstance(value, Tensor):
-            outputs[name] = at_tokens(value, batch.get("attention_mask"))
+            outputs[name] = select_non_padding(value, batch.get("attention_mask"))
     return outputs
 
 

@@ -9,12 +9,12 @@ from zoo import (
     SIDES,
     Case,
     assert_close,
-    at_tokens,
     gradients,
     labeled_batch,
     make_batch,
     models_by_path,
     scalar_loss,
+    select_non_padding,
     tensors_of,
 )
 
@@ -56,6 +56,6 @@ class TestPrecision:
 
 def _assert_close_in_norm(actual: Tensor, expected: Tensor, mask: Tensor | None, name: str, rtol: float = 0.05) -> None:
     """The relative error in norm is at most `rtol` (bfloat16 has 8 bits of precision), plus a small absolute error."""
-    actual, expected = at_tokens(actual, mask).float(), at_tokens(expected, mask).float()
+    actual, expected = select_non_padding(actual, mask).float(), select_non_padding(expected, mask).float()
     error, norm = (actual - expected).norm(), expected.norm()
     assert error <= rtol * norm + 1e-3, f"{name}: off by {float(error / norm):.1%}"

@@ -20,13 +20,13 @@ from zoo import (
     Case,
     as_subtests,
     assert_close,
-    assert_every_parameter_learns,
+    assert_nonzero_gradients,
     assert_same_gradients,
     gradients,
     labeled_batch,
-    learnable_batch,
     make_batch,
     make_targets,
+    make_training_batch,
     models_by_fast_path,
     parametrize_forwards,
     scalar_loss,
@@ -156,12 +156,12 @@ class TestLoss:
     def test_regression_and_multi_label_classification(self, case: Case) -> None:
         batch = make_batch(case)
         scores, multi_labels = torch.randn(4, 3), torch.randint(2, (4, 3)).float()
-        for problem, labels, loss_fn in (
+        for problem_type, labels, loss_fn in (
             ("regression", scores, F.mse_loss),
             ("multi_label_classification", multi_labels, F.binary_cross_entropy_with_logits),
         ):
-            model = case.model(problem_type=problem)
-            assert_close(model(**batch, labels=labels).loss, loss_fn(model(**batch).logits, labels), problem)
+            model = case.model(problem_type=problem_type)
+            assert_close(model(**batch, labels=labels).loss, loss_fn(model(**batch).logits, labels), problem_type)
 
 
 class TestAccumulation:
@@ -207,7 +207,7 @@ class TestAccumulation:
         model = head.model()
         if getattr(model.config, "eos_token_id", None) == CLS:  # sequence classifiers use its state
             batch["input_ids"] = batch["input_ids"].masked_fill(batch["input_ids"] == CLS, FIRST_WORD)
-        assert_every_parameter_learns(model, gradients(model, model(**batch, **targets).loss), where=str(head))
+        assert_nonzero_gradients(model, gradients(model, model(**batch, **targets).loss), where=str(head))
 
     def test_single_num_items_as_in_trainer(self, archetype_case: Case) -> None:
         counts = count_targets(self._batch_and_microbatches(archetype_case)[1])
@@ -294,10 +294,10 @@ class TestLearning:
     def test_training_beats_baseline(self, head_case: Case) -> None:
         model = head_case.model(initializer_range=0.05, num_hidden_layers=2).train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        validation_batch, baseline = learnable_batch(head_case, rows=64, seed=10_000)
+        validation_batch, baseline = make_training_batch(head_case, rows=64, seed=10_000)
         losses: list[float] = []
         for step in range(200 if head_case.is_recurrent else 90):
-            batch, _ = learnable_batch(head_case, rows=16, seed=step)
+            batch, _ = make_training_batch(head_case, rows=16, seed=step)
             loss = model(**batch).loss
             optimizer.zero_grad()
             loss.backward()

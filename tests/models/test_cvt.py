@@ -169,21 +169,21 @@ def test_beginning_and_end_views_use_half_of_text() -> None:
         assert all((views[name] != expected[name]).any(1).all() for name in changed_views)
 
 
-@pytest.mark.parametrize("problem", ["single_label_classification", "multi_label_classification", "regression"])
-def test_consistency_loss(problem: str) -> None:
+@pytest.mark.parametrize("problem_type", ["single_label_classification", "multi_label_classification", "regression"])
+def test_consistency_loss(problem_type: str) -> None:
     """Divergence of the students from the teacher; the teacher has no gradient."""
     generator = torch.Generator().manual_seed(0)
     teacher, *students = (torch.randn(6, 4, generator=generator).requires_grad_() for _ in range(3))
-    loss = summed_consistency_loss(teacher, dict(zip(("forward", "past"), students)), problem)
-    if problem != "regression":
-        distribution = Categorical if problem.startswith("single") else Bernoulli
+    loss = summed_consistency_loss(teacher, dict(zip(("forward", "past"), students)), problem_type)
+    if problem_type != "regression":
+        distribution = Categorical if problem_type.startswith("single") else Bernoulli
         divergences = [kl_divergence(distribution(logits=teacher), distribution(logits=x)).sum() for x in students]
         torch.testing.assert_close(loss, sum(divergences))
     loss.backward()
     assert loss > 0
     assert teacher.grad is None
     assert all(student.grad.any() for student in students)
-    equal_student = summed_consistency_loss(teacher, {"forward": teacher.detach().clone()}, problem)
+    equal_student = summed_consistency_loss(teacher, {"forward": teacher.detach().clone()}, problem_type)
     assert float(equal_student) == pytest.approx(0, abs=1e-5)
 
 

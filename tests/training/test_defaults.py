@@ -56,11 +56,11 @@ def test_narrow_sizes_have_wider_initialization() -> None:
         assert ranges == [0.049, 0.035, 0.02], name
 
 
-def test_default_steps_by_parameters_and_examples(workspace, problem, tmp_path, capfd, monkeypatch) -> None:
+def test_default_steps_by_parameters_and_examples(workspace, pretraining_setup, tmp_path, capfd, monkeypatch) -> None:
     monkeypatch.setattr("hf_ctxmodels.training.defaults.MAX_PRETRAINING_EPOCHS", 4)
     model = new_model(workspace)
-    result = run(model, problem, arguments(tmp_path, **UNSET, per_device_batch_size=64))
-    examples = len(problem[2])
+    result = run(model, pretraining_setup, arguments(tmp_path, **UNSET, per_device_batch_size=64))
+    examples = len(pretraining_setup[2])
     tokens_by_rule, tokens_per_epoch = 20 * model.num_parameters(), result.tokens / result.steps / 64 * examples
     expected = min(tokens_by_rule, 4 * tokens_per_epoch) / tokens_per_epoch * examples / 64
     assert result.steps == pytest.approx(expected, rel=0.1)

@@ -10,7 +10,7 @@ import torch
 from accelerate.utils import DistributedType
 from training_runs import CallbackRun, trainer_arguments, unbatch
 from transformers import Trainer
-from zoo import ARCHETYPE_FAMILIES, HEADS, Case, learnable_batch
+from zoo import ARCHETYPE_FAMILIES, HEADS, Case, make_training_batch
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.downstream.finetuning import ChainThaw, GradualUnfreezing, ThreeStageUnfreezing
@@ -167,7 +167,7 @@ def test_gradual_unfreezing(case: Case) -> None:
 
 def test_gradual_unfreezing_with_trainer(tmp_path: Path) -> None:
     case = CLASSIFIERS[0]
-    rows = unbatch(learnable_batch(case, 16, seed=1)[0])
+    rows = unbatch(make_training_batch(case, 16, seed=1)[0])
     model = case.model()
     groups, trainable_before = layer_groups(model), trainable(model)
     initial_groups = [[parameter.detach().clone() for parameter in group] for group in groups]

@@ -87,24 +87,24 @@ def test_loss_that_never_falls_raises():
         _ = RangeTest(np.geomspace(1e-6, 0.1, 10), np.linspace(1, 2, 10)).suggestion
 
 
-def test_auto_run_equals_run_with_suggested_rate(workspace, problem, tmp_path, monkeypatch):
+def test_auto_run_equals_run_with_suggested_rate(workspace, pretraining_setup, tmp_path, monkeypatch):
     """Bit for bit, with dropout, accumulation and layerwise rates; a resumed run does not repeat the test."""
     options = {"gradient_accumulation_steps": 2, "layerwise_lr_decay": 2.0, "save_steps": 3}
     model = new_model(workspace, "dropout.json")
-    result = run(model, problem, arguments(tmp_path / "auto", learning_rate="auto", **options))
+    result = run(model, pretraining_setup, arguments(tmp_path / "auto", learning_rate="auto", **options))
     rate = result.arguments.learning_rate
     assert result.curve[0]["learning_rate"] == rate
     assert result.summary(task="", dataset="").hyperparameters["learning_rate"] == rate
     monkeypatch.setattr(loop, "learning_rate_range_test", None)
     model = new_model(workspace, "dropout.json")
     resumed = arguments(tmp_path / "auto", learning_rate="auto", max_steps=6, resume=True, **options)
-    assert run(model, problem, resumed).arguments.learning_rate == rate
+    assert run(model, pretraining_setup, resumed).arguments.learning_rate == rate
     expected = new_model(workspace, "dropout.json")
-    run(expected, problem, arguments(tmp_path / "number", learning_rate=rate, max_steps=6, **options))
+    run(expected, pretraining_setup, arguments(tmp_path / "number", learning_rate=rate, max_steps=6, **options))
     torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=0)
     assert log_without_speed(tmp_path / "auto") == log_without_speed(tmp_path / "number")
     assert (tmp_path / "auto" / RANGE_TEST_FILE).exists()
-    run(new_model(workspace), problem, arguments(tmp_path / "auto", max_steps=1, overwrite=True))
+    run(new_model(workspace), pretraining_setup, arguments(tmp_path / "auto", max_steps=1, overwrite=True))
     assert not list((tmp_path / "auto").glob("lr_range_test*"))
     with pytest.raises(CtxError, match="--learning_rate auto --head_learning_rate"):
         arguments(tmp_path, learning_rate="auto", head_learning_rate=0.1)

@@ -43,12 +43,12 @@ def with_uneven_targets(collate):
 
 
 @pytest.mark.slow
-def test_compiled_losses_equal_eager(workspace, problem, tmp_path, monkeypatch):
+def test_compiled_losses_equal_eager(workspace, pretraining_setup, tmp_path, monkeypatch):
     """With the backend aot_eager, since code generation takes minutes."""
     compile_module = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(compile_module, backend="aot_eager"))
     curves = [
-        run(new_model(workspace), problem, arguments(tmp_path / str(compiles), compile=compiles)).curve
+        run(new_model(workspace), pretraining_setup, arguments(tmp_path / str(compiles), compile=compiles)).curve
         for compiles in (False, True)
     ]
     for uncompiled, compiled in zip(*curves, strict=True):
@@ -56,23 +56,23 @@ def test_compiled_losses_equal_eager(workspace, problem, tmp_path, monkeypatch):
             assert compiled[name] == pytest.approx(uncompiled[name], rel=1e-5), name
 
 
-def test_gradient_checkpointing(workspace, problem, tmp_path, monkeypatch):
+def test_gradient_checkpointing(workspace, pretraining_setup, tmp_path, monkeypatch):
     """The losses are equal, with dropout; a model without support raises."""
     curves = []
     for checkpointing in (False, True):
         model = new_model(workspace, "dropout.json")
         options = arguments(tmp_path / str(checkpointing), gradient_checkpointing=checkpointing)
-        curves.append(run(model, problem, options).curve)
+        curves.append(run(model, pretraining_setup, options).curve)
         assert model.is_activation_checkpointing == checkpointing
     for record in (*curves[0], *curves[1]):
         record.pop("tokens_per_second", None)
     assert curves[0] == curves[1]
     monkeypatch.setattr(type(model), "supports_gradient_checkpointing", False)
     with pytest.raises(CtxError, match="does not support gradient checkpointing"):
-        run(model, problem, arguments(tmp_path / "unsupported", gradient_checkpointing=True))
+        run(model, pretraining_setup, arguments(tmp_path / "unsupported", gradient_checkpointing=True))
 
 
-def test_accumulation_equals_large_batch(workspace, problem, tmp_path):
+def test_accumulation_equals_large_batch(workspace, pretraining_setup, tmp_path):
     """1 x 16 = 4 x 4, with very different numbers of targets per micro-batch."""
     weights, records = [], []
     for name, size, accumulation in (("one", 16, 1), ("four", 4, 4)):
@@ -80,7 +80,7 @@ def test_accumulation_equals_large_batch(workspace, problem, tmp_path):
         options = arguments(
             tmp_path / name, per_device_batch_size=size, gradient_accumulation_steps=accumulation, max_grad_norm=0.0
         )
-        result = run(model, problem, options, collate=with_uneven_targets(problem[1].collate))
+        result = run(model, pretraining_setup, options, collate=with_uneven_targets(pretraining_setup[1].collate))
         weights.append({name: weight.clone() for name, weight in model.state_dict().items()})
         records.append(result.curve)
     for large, accumulated in zip(*records, strict=True):
@@ -90,16 +90,16 @@ def test_accumulation_equals_large_batch(workspace, problem, tmp_path):
         assert (weight - weights[1][name]).abs().max() < 1e-5, name
 
 
-def test_first_loss_and_gradient_norm(workspace, problem, tmp_path):
+def test_first_loss_and_gradient_norm(workspace, pretraining_setup, tmp_path):
     model = new_model(workspace)
     reference = copy.deepcopy(model)
     batches = []
 
     def collate(examples):
-        batches.append(problem[1].collate(examples))
+        batches.append(pretraining_setup[1].collate(examples))
         return {name: value.clone() for name, value in batches[-1].items()}
 
-    result = run(model, problem, arguments(tmp_path, max_steps=1), collate=collate)
+    result = run(model, pretraining_setup, arguments(tmp_path, max_steps=1), collate=collate)
     reference(**batches[0]).loss.backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in reference.parameters() if p.grad is not None])
     record = result.curve[0]
@@ -108,12 +108,12 @@ def test_first_loss_and_gradient_norm(workspace, problem, tmp_path):
     assert record["tokens"] == int(batches[0]["attention_mask"].sum()) == result.tokens
 
 
-def test_lr_reference_targets(workspace, problem, tmp_path):
+def test_lr_reference_targets(workspace, pretraining_setup, tmp_path):
     """The learning rate of a step is proportional to its number of targets."""
     target_counts, updates = [], []
 
     def collate(examples):
-        batch = problem[1].collate(examples)
+        batch = pretraining_setup[1].collate(examples)
         target_counts.append(int((batch["labels"] != -100).sum()))
         return batch
 
@@ -122,15 +122,15 @@ def test_lr_reference_targets(workspace, problem, tmp_path):
         initial = model.mlm_head.dense.weight.detach().clone()
         common = {"max_steps": 1, "optimizer": "sgd", "learning_rate": 0.1}
         options = arguments(tmp_path / str(reference), lr_reference_targets=reference, **common)
-        run(model, problem, options, collate)
+        run(model, pretraining_setup, options, collate)
         updates.append(model.mlm_head.dense.weight.detach() - initial)
     for reference, update in zip((10.0, 40.0), updates[1:], strict=True):
         torch.testing.assert_close(update, updates[0] * target_counts[0] / reference, rtol=1e-3, atol=1e-7)
 
 
-def test_saved_model(workspace, problem, tmp_path):
+def test_saved_model(workspace, pretraining_setup, tmp_path):
     model = new_model(workspace)
-    result = run(model, problem, arguments(tmp_path), evaluate=lambda model, accelerator: {"eval_x": 1.0})
+    result = run(model, pretraining_setup, arguments(tmp_path), evaluate=lambda model, accelerator: {"eval_x": 1.0})
     saved = AutoModelForPreTraining.from_pretrained(tmp_path)
     assert type(saved) is CtxBertForPreTraining
     for name, weight in model.state_dict().items():
@@ -145,37 +145,43 @@ def test_saved_model(workspace, problem, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_resumed_run_equals_uninterrupted_run(workspace, problem, tmp_path, dtype):
+def test_resumed_run_equals_uninterrupted_run(workspace, pretraining_setup, tmp_path, dtype):
     """In the middle of an epoch and of a logging interval, with dropout, shuffling and workers."""
     common = {"logging_steps": 4, "dataloader_workers": 1, "dtype": dtype}
-    uninterrupted = run(new_model(workspace, "dropout.json"), problem, arguments(tmp_path / "a", max_steps=7, **common))
-    run(new_model(workspace, "dropout.json"), problem, arguments(tmp_path / "b", max_steps=3, save_steps=3, **common))
+    uninterrupted = run(
+        new_model(workspace, "dropout.json"), pretraining_setup, arguments(tmp_path / "a", max_steps=7, **common)
+    )
+    run(
+        new_model(workspace, "dropout.json"),
+        pretraining_setup,
+        arguments(tmp_path / "b", max_steps=3, save_steps=3, **common),
+    )
     model = new_model(workspace, "dropout.json")
-    resumed = run(model, problem, arguments(tmp_path / "b", max_steps=7, resume=True, **common))
+    resumed = run(model, pretraining_setup, arguments(tmp_path / "b", max_steps=7, resume=True, **common))
     assert resumed.steps == uninterrupted.steps == 7
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
     assert resumed.tokens == uninterrupted.tokens
 
 
-def check_resumed_run(problem, tmp_path, run_once, batches: int, save_steps: int, **common) -> None:
+def check_resumed_run(pretraining_setup, tmp_path, run_once, batches: int, save_steps: int, **common) -> None:
     """Check that a run that is stopped after some batches and resumed equals an uninterrupted one."""
     run_once(arguments(tmp_path / "a", **common))
     stopped = arguments(tmp_path / "b", save_steps=save_steps, **common)
     with pytest.raises(InterruptedError):
-        run_once(stopped, collate=stop_after(problem[1].collate, batches))
+        run_once(stopped, collate=stop_after(pretraining_setup[1].collate, batches))
     run_once(arguments(tmp_path / "b", resume=True, **common))
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
 
 
-def test_resume_with_gradual_unfreezing(workspace, problem, tmp_path):
+def test_resume_with_gradual_unfreezing(workspace, pretraining_setup, tmp_path):
     """The run is stopped before lower layers are unfrozen."""
 
     def run_once(options, **kwargs):
         model = new_model(workspace)
-        run(model, problem, options, callbacks=[GradualUnfreezing(model, 2)], **kwargs)
+        run(model, pretraining_setup, options, callbacks=[GradualUnfreezing(model, 2)], **kwargs)
 
     schedule = {"layerwise_lr_decay": 2.6, "lr_scheduler": "slanted-triangular", "warmup_steps": 2, "max_steps": 7}
-    check_resumed_run(problem, tmp_path, run_once, 3, save_steps=1, **schedule)
+    check_resumed_run(pretraining_setup, tmp_path, run_once, 3, save_steps=1, **schedule)
     initial, stopped = new_model(workspace).state_dict(), load_file(tmp_path / "b/checkpoint-2/model.safetensors")
     trained = {name for name, weight in stopped.items() if not torch.equal(weight, initial[name])}
     assert trained
@@ -183,47 +189,47 @@ def test_resume_with_gradual_unfreezing(workspace, problem, tmp_path):
 
 
 @pytest.mark.parametrize("optimizer", ["lamb", "adafactor"])
-def test_resume_with_other_optimizers(workspace, problem, tmp_path, optimizer):
+def test_resume_with_other_optimizers(workspace, pretraining_setup, tmp_path, optimizer):
     common = {"optimizer": optimizer, "learning_rate": 1e-2, "lr_scheduler": "linear", "max_steps": 6}
 
     def run_once(options, **kwargs):
-        run(new_model(workspace, "dropout.json"), problem, options, **kwargs)
+        run(new_model(workspace, "dropout.json"), pretraining_setup, options, **kwargs)
 
-    check_resumed_run(problem, tmp_path, run_once, 3, save_steps=2, **common)
+    check_resumed_run(pretraining_setup, tmp_path, run_once, 3, save_steps=2, **common)
     with pytest.raises(CtxError, match=f"optimizer is adamw, was {optimizer}"):
         run_once(arguments(tmp_path / "b", resume=True, **{**common, "optimizer": "adamw"}))
 
 
-def test_resume_with_averaged_weights(workspace, problem, tmp_path):
+def test_resume_with_averaged_weights(workspace, pretraining_setup, tmp_path):
     """Averaging starts at the third step, since the held-out loss rises; the run is stopped after that step."""
 
     def run_once(options, **kwargs):
         losses = map(float, count(3 if options.resume else 0))
-        run(new_model(workspace), problem, options, evaluate=lambda *_: {"eval_loss": next(losses)}, **kwargs)
+        run(new_model(workspace), pretraining_setup, options, evaluate=lambda *_: {"eval_loss": next(losses)}, **kwargs)
 
     common = {"optimizer": "nt-asgd:patience=1", "learning_rate": 0.1, "eval_steps": 1, "max_steps": 6}
-    check_resumed_run(problem, tmp_path, run_once, 4, save_steps=3, **common)
+    check_resumed_run(pretraining_setup, tmp_path, run_once, 4, save_steps=3, **common)
 
 
-def test_resume_of_finished_run(workspace, problem, tmp_path):
-    first = run(new_model(workspace), problem, arguments(tmp_path))
+def test_resume_of_finished_run(workspace, pretraining_setup, tmp_path):
+    first = run(new_model(workspace), pretraining_setup, arguments(tmp_path))
     weights = (tmp_path / "model.safetensors").read_bytes()
-    resumed = run(new_model(workspace), problem, arguments(tmp_path, resume=True))
+    resumed = run(new_model(workspace), pretraining_setup, arguments(tmp_path, resume=True))
     assert (tmp_path / "model.safetensors").read_bytes() == weights
     assert resumed.curve == first.curve
     assert resumed.tokens_per_second is None
 
 
-def test_signal_saves_checkpoint(workspace, problem, tmp_path):
+def test_signal_saves_checkpoint(workspace, pretraining_setup, tmp_path):
     def collate(examples):
         signal.raise_signal(signal.SIGINT)
-        return problem[1].collate(examples)
+        return pretraining_setup[1].collate(examples)
 
     previous_handler = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with pytest.raises(InterruptionError, match="SIGINT after step 1") as error:
-            run(new_model(workspace), problem, arguments(tmp_path, max_steps=9), collate=collate)
+            run(new_model(workspace), pretraining_setup, arguments(tmp_path, max_steps=9), collate=collate)
     finally:
         signal.signal(signal.SIGINT, previous_handler)
     assert error.value.exit_code == 130
@@ -232,7 +238,7 @@ def test_signal_saves_checkpoint(workspace, problem, tmp_path):
     # finishing takes no step, evaluates, and keeps the weights of the checkpoint
     finished = run(
         new_model(workspace),
-        problem,
+        pretraining_setup,
         arguments(tmp_path, max_steps=9, resume="finish"),
         evaluate=lambda *_: {"eval_loss": 5.0},
     )
@@ -243,10 +249,10 @@ def test_signal_saves_checkpoint(workspace, problem, tmp_path):
     assert finished.tokens == finished.summary(task="pretraining", dataset="demo").tokens > 0
     assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "checkpoint-1/model.safetensors").read_bytes()
     with pytest.raises(CtxError, match="no checkpoint to finish"):
-        run(new_model(workspace), problem, arguments(tmp_path / "new", resume="finish"))
+        run(new_model(workspace), pretraining_setup, arguments(tmp_path / "new", resume="finish"))
 
 
-def test_non_finite_loss_raises(workspace, problem, tmp_path):
+def test_non_finite_loss_raises(workspace, pretraining_setup, tmp_path):
     model = new_model(workspace)
     forward, calls = model.forward, []
 
@@ -262,18 +268,18 @@ def test_non_finite_loss_raises(workspace, problem, tmp_path):
 
     def collate(examples):
         indices.append([example["example_index"] for example in examples])
-        return problem[1].collate(examples)
+        return pretraining_setup[1].collate(examples)
 
     options = arguments(tmp_path, max_steps=9, save_steps=2, logging_steps=5)
     with pytest.raises(NonFiniteError, match="loss of step 3 is nan") as error:
-        run(model, problem, options, collate=collate)
+        run(model, pretraining_setup, options, collate=collate)
     assert ", ".join(map(str, indices[2])) in str(error.value)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-2"]
     assert all(w.isfinite().all() for w in load_file(tmp_path / "checkpoint-2/model.safetensors").values())
 
 
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError, KeyboardInterrupt, CtxError])
-def test_workers_end_with_run(workspace, problem, tmp_path, error):
+def test_workers_end_with_run(workspace, pretraining_setup, tmp_path, error):
     """Otherwise the process would wait for workers, which ignore the first SIGTERM."""
     workers = []
 
@@ -282,7 +288,7 @@ def test_workers_end_with_run(workspace, problem, tmp_path, error):
         raise error("stop")
 
     with pytest.raises(error, match="stop") as error_info:  # its traceback holds the loader
-        run(new_model(workspace), problem, arguments(tmp_path, dataloader_workers=1), evaluate=evaluate)
+        run(new_model(workspace), pretraining_setup, arguments(tmp_path, dataloader_workers=1), evaluate=evaluate)
     assert len(workers) == 1
     assert not multiprocessing.active_children(), error_info
 
@@ -294,8 +300,8 @@ def test_lost_process_raises():
         raise RuntimeError("shapes cannot be multiplied")
 
 
-def test_evaluation_is_independent_of_batch_size(workspace, problem, tmp_path):
-    _, objective, examples = problem
+def test_evaluation_is_independent_of_batch_size(workspace, pretraining_setup, tmp_path):
+    _, objective, examples = pretraining_setup
     accelerator = make_accelerator(arguments(tmp_path))
     model = accelerator.prepare(new_model(workspace)).eval()
     collate = with_uneven_targets(objective.collate)

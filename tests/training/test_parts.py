@@ -238,7 +238,7 @@ def test_new_model_without_memory(workspace):
 
 
 def test_estimate_of_half_precision_checkpoint_is_of_float32(tmp_path):
-    save_tiny(tmp_path, FAMILIES["bert"], upstream=False)
+    save_tiny(tmp_path, FAMILIES["bert"], from_transformers=False)
     CtxBertForMaskedLM.from_pretrained(tmp_path, dtype=torch.bfloat16).save_pretrained(tmp_path)
     arguments = PretrainingArguments(dataset=["demo"], model=str(tmp_path), max_length=16)
     _, objective = make_objective(FAMILIES["bert"], load_tokenizer(tmp_path), arguments, 0)
@@ -330,7 +330,7 @@ def test_invalid_configurations_raise(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_is_trained_in_float32(dtype: torch.dtype, tmp_path: Path, capsys) -> None:
-    save_tiny(tmp_path, FAMILIES["bert"], upstream=False)
+    save_tiny(tmp_path, FAMILIES["bert"], from_transformers=False)
     CtxBertForMaskedLM.from_pretrained(tmp_path, dtype=dtype).save_pretrained(tmp_path)
     model = load_model(tmp_path, "AutoModelForMaskedLM", load_config(tmp_path))
     assert model.dtype is dtype
@@ -366,7 +366,7 @@ def test_converted_reference_config(
 
 def test_tokenizer_without_padding_token(tmp_path: Path) -> None:
     """Released GPT-2 has none: the end-of-text token is used, also in the configuration of a fine-tuned classifier."""
-    source = save_tiny(tmp_path, FAMILIES["gpt2"], upstream=True)
+    source = save_tiny(tmp_path, FAMILIES["gpt2"], from_transformers=True)
     for name, field in (("tokenizer_config.json", "pad_token"), ("config.json", "pad_token_id")):
         fields = json.loads((tmp_path / name).read_text())
         del fields[field]

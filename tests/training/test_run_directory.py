@@ -34,25 +34,25 @@ from hf_ctxmodels.training.training_state import FLAGS_THAT_MAY_CHANGE
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
-def test_old_and_unfinished_checkpoints_are_removed(workspace, problem, tmp_path):
+def test_old_and_unfinished_checkpoints_are_removed(workspace, pretraining_setup, tmp_path):
     (tmp_path / "checkpoint-9.writing").mkdir(parents=True)
     unrelated = [tmp_path / name for name in ("notes.writing", "checkpoint-old.deleting", "my-checkpoint-3.writing")]
     for directory in unrelated:
         directory.mkdir()
-    run(new_model(workspace), problem, arguments(tmp_path, max_steps=5, save_steps=1, save_total_limit=2))
+    run(new_model(workspace), pretraining_setup, arguments(tmp_path, max_steps=5, save_steps=1, save_total_limit=2))
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-5"]
     assert not (tmp_path / "checkpoint-9.writing").exists()
     assert all(directory.exists() for directory in unrelated)
 
 
-def test_checkpoints_of_requested_steps(workspace, problem, tmp_path):
+def test_checkpoints_of_requested_steps(workspace, pretraining_setup, tmp_path):
     """They are kept in addition to the newest ones, also after resuming; step 0 has the initial weights."""
     initial = {name: weight.clone() for name, weight in new_model(workspace).state_dict().items()}
     flags = {"max_steps": 7, "save_steps": 2, "save_total_limit": 1, "save_at": [0, 1, 5]}
-    collate = stop_after(problem[1].collate, 4)
+    collate = stop_after(pretraining_setup[1].collate, 4)
     with pytest.raises(InterruptedError):
-        run(new_model(workspace), problem, arguments(tmp_path, **flags), collate=collate)
-    run(new_model(workspace), problem, arguments(tmp_path, **flags, resume=True))
+        run(new_model(workspace), pretraining_setup, arguments(tmp_path, **flags), collate=collate)
+    run(new_model(workspace), pretraining_setup, arguments(tmp_path, **flags, resume=True))
     assert [path.name for path in list_checkpoints(tmp_path)] == [f"checkpoint-{step}" for step in (0, 1, 5, 7)]
     saved = type(new_model(workspace)).from_pretrained(tmp_path / "checkpoint-0").state_dict()
     assert all(torch.equal(weight, initial[name]) for name, weight in saved.items())
@@ -60,20 +60,20 @@ def test_checkpoints_of_requested_steps(workspace, problem, tmp_path):
         arguments(tmp_path, save_at=[-1])
 
 
-def test_locked_directory_raises(workspace, problem, tmp_path):
+def test_locked_directory_raises(workspace, pretraining_setup, tmp_path):
     """A second run would delete files of the first; the lock is released afterwards."""
     batch_sizes = []
 
     def collate(examples):
         with pytest.raises(CtxError, match=f"Another run is training into this directory .process {os.getpid()} on"):
-            run(new_model(workspace), problem, arguments(tmp_path, overwrite=True))
+            run(new_model(workspace), pretraining_setup, arguments(tmp_path, overwrite=True))
         batch_sizes.append(len(examples))
-        return problem[1].collate(examples)
+        return pretraining_setup[1].collate(examples)
 
     (tmp_path / "checkpoint-9.writing").mkdir()
-    run(new_model(workspace), problem, arguments(tmp_path, max_steps=1), collate=collate)
+    run(new_model(workspace), pretraining_setup, arguments(tmp_path, max_steps=1), collate=collate)
     assert {*batch_sizes} == {4}
-    run(new_model(workspace), problem, arguments(tmp_path, max_steps=2, resume=True))
+    run(new_model(workspace), pretraining_setup, arguments(tmp_path, max_steps=2, resume=True))
 
 
 def test_forked_process_does_not_hold_lock(tmp_path):
@@ -96,15 +96,15 @@ def test_forked_process_does_not_hold_lock(tmp_path):
         os.waitpid(child, 0)
 
 
-def test_overwrite_keeps_unrelated_files(workspace, problem, tmp_path):
+def test_overwrite_keeps_unrelated_files(workspace, pretraining_setup, tmp_path):
     new_model(workspace).save_pretrained(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     weights = (tmp_path / "model.safetensors").read_bytes()
     for options in ({}, {"resume": True}):
         with pytest.raises(CtxError, match=r"already holds config\.json, .*model\.safetensors"):
-            run(new_model(workspace), problem, arguments(tmp_path, **options))
+            run(new_model(workspace), pretraining_setup, arguments(tmp_path, **options))
     assert (tmp_path / "model.safetensors").read_bytes() == weights
-    run(new_model(workspace), problem, arguments(tmp_path, overwrite=True))
+    run(new_model(workspace), pretraining_setup, arguments(tmp_path, overwrite=True))
     assert (tmp_path / "model.safetensors").read_bytes() != weights
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     for name in ("adapters/old/adapter.safetensors", "adapters/stack.json", "quantized/model.safetensors"):
@@ -112,7 +112,7 @@ def test_overwrite_keeps_unrelated_files(workspace, problem, tmp_path):
         (tmp_path / name).write_text("earlier run")
         manifest["sha256"][name] = "0"
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    run(new_model(workspace), problem, arguments(tmp_path, max_steps=2, overwrite=True))
+    run(new_model(workspace), pretraining_setup, arguments(tmp_path, max_steps=2, overwrite=True))
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-2"]
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert not (tmp_path / "adapters").exists()
@@ -122,15 +122,15 @@ def test_overwrite_keeps_unrelated_files(workspace, problem, tmp_path):
 
 
 @pytest.mark.parametrize("batches", [1, 3])
-def test_interrupted_overwriting_run(workspace, problem, tmp_path, batches):
+def test_interrupted_overwriting_run(workspace, pretraining_setup, tmp_path, batches):
     """The old model remains until the first checkpoint, of step 2, is complete, and no longer."""
-    run(new_model(workspace), problem, arguments(tmp_path, max_steps=1))
+    run(new_model(workspace), pretraining_setup, arguments(tmp_path, max_steps=1))
     (tmp_path / "adapters").mkdir()
     (tmp_path / "adapters" / "mine.txt").write_text("mine")
     content = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
     options = arguments(tmp_path, max_steps=4, save_steps=2, overwrite=True)
     with pytest.raises(InterruptedError):
-        run(new_model(workspace), problem, options, collate=stop_after(problem[1].collate, batches))
+        run(new_model(workspace), pretraining_setup, options, collate=stop_after(pretraining_setup[1].collate, batches))
     assert not (tmp_path / "overwritten").exists()
     assert (tmp_path / "adapters" / "mine.txt").exists()
     if batches == 1:
@@ -142,8 +142,8 @@ def test_interrupted_overwriting_run(workspace, problem, tmp_path, batches):
             load_config(tmp_path)
 
 
-def test_killed_overwriting_run(workspace, problem, tmp_path):
-    run(new_model(workspace), problem, arguments(tmp_path, max_steps=1))
+def test_killed_overwriting_run(workspace, pretraining_setup, tmp_path):
+    run(new_model(workspace), pretraining_setup, arguments(tmp_path, max_steps=1))
     weights = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "overwritten").mkdir()
     for name in ("config.json", "model.safetensors", "checkpoint-1"):
@@ -151,24 +151,24 @@ def test_killed_overwriting_run(workspace, problem, tmp_path):
     with pytest.raises(CtxError, match="already holds overwritten"):
         check_run_directory(arguments(tmp_path), None)
     with pytest.raises(CtxError, match="already has a checkpoint"):
-        run(new_model(workspace), problem, arguments(tmp_path))
+        run(new_model(workspace), pretraining_setup, arguments(tmp_path))
     assert (tmp_path / "model.safetensors").read_bytes() == weights
 
 
-def test_tokenizer_in_output_directory(workspace, problem, tmp_path):
-    problem[0].save_pretrained(tmp_path)
+def test_tokenizer_in_output_directory(workspace, pretraining_setup, tmp_path):
+    pretraining_setup[0].save_pretrained(tmp_path)
     with pytest.raises(CtxError, match=r"already holds tokenizer\.json"):
-        run(new_model(workspace), problem, arguments(tmp_path))
+        run(new_model(workspace), pretraining_setup, arguments(tmp_path))
     tokenizer = load_tokenizer(tmp_path)
-    run(new_model(workspace), (tokenizer, *problem[1:]), arguments(tmp_path, max_steps=1))
+    run(new_model(workspace), (tokenizer, *pretraining_setup[1:]), arguments(tmp_path, max_steps=1))
 
 
 @pytest.fixture(scope="module")
-def stopped_run(workspace, problem, tmp_path_factory):
+def stopped_run(workspace, pretraining_setup, tmp_path_factory):
     """Directory and flags of a run of one step, with a learning rate that depends on its length."""
     flags = {"max_steps": 1, "lr_scheduler": "linear", "dataloader_workers": 0}
     directory = tmp_path_factory.mktemp("stopped") / "run"
-    run(new_model(workspace), problem, arguments(directory, **flags))
+    run(new_model(workspace), pretraining_setup, arguments(directory, **flags))
     return directory, flags
 
 
@@ -187,10 +187,10 @@ def stopped_run(workspace, problem, tmp_path_factory):
     ],
     ids=str,
 )
-def test_resume_with_different_flags_raises(workspace, problem, stopped_run, changes, message):
+def test_resume_with_different_flags_raises(workspace, pretraining_setup, stopped_run, changes, message):
     directory, flags = stopped_run
     with pytest.raises(CtxError, match=message):
-        run(new_model(workspace), problem, arguments(directory, **{"resume": True, **flags, **changes}))
+        run(new_model(workspace), pretraining_setup, arguments(directory, **{"resume": True, **flags, **changes}))
 
 
 def test_file_permissions(stopped_run):
@@ -202,26 +202,28 @@ def test_file_permissions(stopped_run):
     assert {oct(path.stat().st_mode & 0o777) for path in files} == {oct(0o666 & ~umask)}
 
 
-def test_resume_with_different_model_raises(workspace, problem, stopped_run):
+def test_resume_with_different_model_raises(workspace, pretraining_setup, stopped_run):
     directory, flags = stopped_run
-    tokenizer = copy.deepcopy(problem[0])
+    tokenizer = copy.deepcopy(pretraining_setup[0])
     tokenizer.add_tokens(["new"])
     for model, changed_problem, message in (
-        (new_model(workspace, "dropout.json"), problem, r"config\.hidden_dropout_prob is 0\.1, was 0\.0"),
-        (new_model(workspace).bfloat16(), problem, r"dtype is bfloat16, was float32"),
-        (new_model(workspace), (tokenizer, *problem[1:]), r"config\.tokenizer_digest is 81:\w+, was 80:\w+"),
+        (new_model(workspace, "dropout.json"), pretraining_setup, r"config\.hidden_dropout_prob is 0\.1, was 0\.0"),
+        (new_model(workspace).bfloat16(), pretraining_setup, r"dtype is bfloat16, was float32"),
+        (new_model(workspace), (tokenizer, *pretraining_setup[1:]), r"config\.tokenizer_digest is 81:\w+, was 80:\w+"),
     ):
         with pytest.raises(CtxError, match=message):
             run(model, changed_problem, arguments(directory, resume=True, **flags))
 
 
-def test_resume_with_changeable_flags(workspace, problem, stopped_run, tmp_path):
+def test_resume_with_changeable_flags(workspace, pretraining_setup, stopped_run, tmp_path):
     directory, flags = stopped_run
     shutil.copytree(directory, tmp_path / "moved")
     changes = {"logging_steps": 7, "save_steps": 7, "save_total_limit": 7, "save_at": [7], "eval_steps": 7}
     assert {*FLAGS_THAT_MAY_CHANGE} < {field.name for field in dataclasses.fields(LoopArguments)}
     assert {*changes} < {*FLAGS_THAT_MAY_CHANGE}
-    resumed = run(new_model(workspace), problem, arguments(tmp_path / "moved", resume=True, **flags, **changes))
+    resumed = run(
+        new_model(workspace), pretraining_setup, arguments(tmp_path / "moved", resume=True, **flags, **changes)
+    )
     assert resumed.steps == 1
 
 
@@ -237,7 +239,7 @@ def small_disk(size: int):
 
 
 @pytest.mark.parametrize("size", [30_000, 2000, 0], ids=["weights", "tokenizer", "log"])
-def test_full_disk_raises(workspace, problem, tmp_path, size):
+def test_full_disk_raises(workspace, pretraining_setup, tmp_path, size):
     disk, evaluations = contextlib.ExitStack(), itertools.count(1)
 
     def evaluate(model, accelerator):
@@ -249,12 +251,12 @@ def test_full_disk_raises(workspace, problem, tmp_path, size):
 
     options = arguments(tmp_path, save_steps=1, eval_steps=1, dataloader_workers=1)
     with disk, pytest.raises(CtxError, match=r"Writing failed: .*File too large"):
-        run(new_model(workspace), problem, options, evaluate=evaluate)
+        run(new_model(workspace), pretraining_setup, options, evaluate=evaluate)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-1"]
     assert not damaged_files(tmp_path / "checkpoint-1")
     assert not list(tmp_path.glob("*.writing"))
     assert not multiprocessing.active_children()
-    assert run(new_model(workspace), problem, arguments(tmp_path, resume=True)).steps == 3
+    assert run(new_model(workspace), pretraining_setup, arguments(tmp_path, resume=True)).steps == 3
 
 
 @pytest.mark.parametrize(
@@ -266,7 +268,7 @@ def test_full_disk_raises(workspace, problem, tmp_path, size):
         (errno.EIO, "check the path and the disk, and run"),
     ],
 )
-def test_failed_background_write_raises(workspace, problem, tmp_path, monkeypatch, number, fix):
+def test_failed_background_write_raises(workspace, pretraining_setup, tmp_path, monkeypatch, number, fix):
     """At a later step, with a fix for its cause; the last good checkpoint remains."""
     commit, steps = checkpoint_files.commit_checkpoint, []
 
@@ -278,11 +280,11 @@ def test_failed_background_write_raises(workspace, problem, tmp_path, monkeypatc
     def collate(examples):
         steps.append(len(examples))
         time.sleep(0.05 * (len(steps) > 2))
-        return problem[1].collate(examples)
+        return pretraining_setup[1].collate(examples)
 
     monkeypatch.setattr(checkpoint_files, "commit_checkpoint", failing_commit)
     with pytest.raises(CtxError, match=f"Writing failed: .*{os.strerror(number)}") as error:
-        run(new_model(workspace), problem, arguments(tmp_path, max_steps=50, save_steps=1), collate=collate)
+        run(new_model(workspace), pretraining_setup, arguments(tmp_path, max_steps=50, save_steps=1), collate=collate)
     assert error.value.hint.startswith(fix)
     assert "the last good checkpoint is" in error.value.hint
     assert len(steps) < 5

@@ -11,7 +11,7 @@ from datasets import Dataset
 from torch._dynamo.utils import counters
 from training_runs import trainer_arguments, unbatch
 from transformers import EvalPrediction, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
-from zoo import ARCHETYPES, HEADS, Case, learnable_batch, make_batch, make_targets
+from zoo import ARCHETYPES, HEADS, Case, make_batch, make_targets, make_training_batch
 from zoo.batches import follow_labels
 
 from hf_ctxmodels.training.trainer import CtxTrainer
@@ -27,7 +27,7 @@ def head(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture
 def make_trainer(head: Case, tmp_path) -> Callable[..., Trainer]:
-    """A function that makes a Trainer for the head's learnable task; keyword arguments go to TrainingArguments."""
+    """A function that makes a Trainer for the head's training batch; keyword arguments go to TrainingArguments."""
 
     def make(
         model: Any = None,
@@ -37,7 +37,7 @@ def make_trainer(head: Case, tmp_path) -> Callable[..., Trainer]:
         **arguments: Any,
     ) -> Trainer:
         defaults = {"per_device_train_batch_size": 16, "learning_rate": 5e-3, "logging_strategy": "no"}
-        batch = learnable_batch(head, 32, seed=1)[0] if batch is None else batch
+        batch = make_training_batch(head, 32, seed=1)[0] if batch is None else batch
         rows = [row | {"row_number": index} for index, row in enumerate(unbatch(batch))]  # not a model input
         return trainer_class(
             model=head.model() if model is None else model,
@@ -64,7 +64,7 @@ def assert_equal_weights(
 
 @pytest.mark.parametrize("head", [case for case in ARCHETYPES if not case.is_recurrent], ids=str, indirect=True)
 def test_training_reduces_loss(head, make_trainer):
-    batch, baseline = learnable_batch(head, 64, seed=1)
+    batch, baseline = make_training_batch(head, 64, seed=1)
     trainer = make_trainer(batch=batch, max_steps=40, lr_scheduler_type="constant")
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
@@ -99,7 +99,7 @@ def check_accumulation(head: Case, make_trainer: Any, batch: dict[str, torch.Ten
 def test_accumulation_equals_large_batch(head, make_trainer):
     if head.uses_batch_norm:
         pytest.skip("batch normalization depends on the batch")
-    batch, _ = learnable_batch(head, 16, seed=2)
+    batch, _ = make_training_batch(head, 16, seed=2)
     if head.model_class.accepts_loss_kwargs:
         ignore_rows(head, batch)
     elif head.computes_logits_of_labels_only and not head.is_seq2seq:
@@ -112,7 +112,7 @@ def test_accumulation_equals_large_batch(head, make_trainer):
 def test_accumulation_of_unequal_counts(head, make_trainer):
     if head.uses_batch_norm:
         pytest.skip("batch normalization depends on the batch")
-    batch, _ = learnable_batch(head, 16, seed=2)
+    batch, _ = make_training_batch(head, 16, seed=2)
     ignore_rows(head, batch)
     check_accumulation(head, make_trainer, batch, CtxTrainer)
 
@@ -120,7 +120,7 @@ def test_accumulation_of_unequal_counts(head, make_trainer):
 @pytest.mark.parametrize("head", MULTI_TERM_HEADS, ids=str, indirect=True)
 def test_evaluation_of_multiple_terms(head, make_trainer):
     """`CtxTrainer` counts the targets of a batch as the head does."""
-    batch, _ = learnable_batch(head, 16, seed=2)
+    batch, _ = make_training_batch(head, 16, seed=2)
     ignore_rows(head, batch)
     losses = [
         make_trainer(head.model(), batch, trainer_class=cls, per_device_eval_batch_size=16).evaluate()["eval_loss"]
@@ -166,7 +166,7 @@ def test_evaluation_outputs(head, make_trainer):
         predictions.append(prediction)
         return {"rows": float(len(np.atleast_1d(prediction.label_ids[0])))}
 
-    batch, _ = learnable_batch(head, 10, seed=3)
+    batch, _ = make_training_batch(head, 10, seed=3)
     trainer = make_trainer(batch=batch, compute_metrics=compute_metrics, per_device_eval_batch_size=4)
     names = head.compared_targets
     assert set(trainer.label_names) >= set(names)
@@ -182,15 +182,17 @@ def test_evaluation_outputs(head, make_trainer):
     targets = prediction.label_ids if len(names) > 1 else (prediction.label_ids,)
     for name, target in zip(names, targets, strict=True):
         np.testing.assert_array_equal(target, batch[name].numpy())
-    logits = [value for name, value in expected.items() if name.endswith("logits")]
-    assert logits
     outputs = prediction.predictions if isinstance(prediction.predictions, tuple) else (prediction.predictions,)
-    for actual, expected_logits in zip(outputs, logits, strict=False):  # logits come first
-        np.testing.assert_allclose(actual, expected_logits.numpy(), atol=1e-5)
+    ignored = {"loss", *trainer.model.config.keys_to_ignore_at_inference}
+    expected_outputs = {name: value.numpy() for name, value in expected.items() if name not in ignored}
+    assert any(name.endswith("logits") for name in expected_outputs)
+    for (name, value), actual in zip(expected_outputs.items(), outputs, strict=True):
+        if name.endswith("logits"):
+            np.testing.assert_allclose(actual, value, atol=1e-5, err_msg=name)
 
 
 def test_trainer_and_training_step_have_same_loss(head, make_trainer):
-    batch, _ = learnable_batch(head, 8, seed=4)
+    batch, _ = make_training_batch(head, 8, seed=4)
     trainer = make_trainer(head.model())
     count = (
         trainer._get_num_items_in_batch([batch], torch.device("cpu")) if head.model_class.accepts_loss_kwargs else None
@@ -256,7 +258,7 @@ def test_seq2seq_trainer(case: Case, tmp_path) -> None:
 def test_trainer_compiles_without_graph_breaks(tmp_path) -> None:
     """`TrainingArguments(torch_compile=True)`; with the backend aot_eager, since code generation takes minutes."""
     case = next(case for case in HEADS if str(case) == "bert-AutoModelForMaskedLM")
-    rows = unbatch(learnable_batch(case, 32, seed=1)[0])
+    rows = unbatch(make_training_batch(case, 32, seed=1)[0])
     losses = []
     for options in ({}, {"torch_compile": True, "torch_compile_backend": "aot_eager"}):
         torch._dynamo.reset()

@@ -4,7 +4,7 @@ A new family needs no change here: the traits of its SPEC state what its classes
 (`hf_ctxmodels.spec.Target`) is added to `batches`.
 """
 
-from zoo.batches import LENGTHS, STEPS, labeled_batch, learnable_batch, make_batch, make_targets
+from zoo.batches import LENGTHS, STEPS, labeled_batch, make_batch, make_targets, make_training_batch
 from zoo.cases import (
     CHOICES,
     CLS,
@@ -25,17 +25,17 @@ from zoo.compare import (
     PATHS,
     SIDES,
     assert_close,
-    assert_every_parameter_learns,
+    assert_nonzero_gradients,
     assert_same_gradients,
     assert_same_outputs,
     assert_same_weights,
-    at_tokens,
     gradients,
     load_strict,
     models_by_fast_path,
     models_by_path,
     scalar_loss,
     scalar_loss_of,
+    select_non_padding,
     tensors_of,
 )
 from zoo.matrix import (

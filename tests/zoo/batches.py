@@ -21,7 +21,7 @@ _TOKEN_CLASSES = {
 }
 LENGTHS = (12, 7, 1, 9)
 STEPS = 6  # length of the target sequences; differs from LENGTHS
-_LENGTH, _NUM_WORDS, _MARKER = 8, 4, FIRST_WORD + 4  # of learnable batches
+_LENGTH, _NUM_WORDS, _MARKER = 8, 4, FIRST_WORD + 4  # of training batches
 
 
 def make_batch(
@@ -147,7 +147,7 @@ def _span_targets(tokens: Tensor, labels: Tensor, max_targets: int) -> Tensor:
     return targets
 
 
-def learnable_batch(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
+def make_training_batch(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
     """A batch of a task that a tiny model learns in a few dozen steps.
 
     Each sequence repeats one of four words, which determines its target and the masked tokens. For token labels, the

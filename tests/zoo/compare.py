@@ -42,7 +42,7 @@ def tensors_of(outputs: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: value for name, value in outputs.items() if torch.is_tensor(value) and value.is_floating_point()}
 
 
-def at_tokens(tensor: Tensor, mask: Tensor | None) -> Tensor:
+def select_non_padding(tensor: Tensor, mask: Tensor | None) -> Tensor:
     """Per-token outputs (batch, length, ...) at tokens -> (tokens, ...); other outputs are returned unchanged."""
     if mask is None or tensor.shape[: mask.dim()] != mask.shape:
         return tensor
@@ -61,7 +61,9 @@ def assert_same_outputs(
     assert expected_tensors, "nothing to compare"
     for name, value in expected_tensors.items():
         assert name in tensors, f"{where}: no {name} in the output, only {sorted(tensors)}"
-        assert_close(at_tokens(tensors[name], mask), at_tokens(value, mask), f"{name} {where}", tolerance)
+        assert_close(
+            select_non_padding(tensors[name], mask), select_non_padding(value, mask), f"{name} {where}", tolerance
+        )
 
 
 def assert_close(actual: Any, expected: Any, name: str = "values", tolerance: float = 1e-5) -> None:
@@ -82,7 +84,7 @@ def scalar_loss_of(case: Case, outputs: Any, batch: Batch) -> Tensor:
         return outputs.loss
     total = torch.zeros(())
     for name, value in tensors_of(outputs).items():
-        value = at_tokens(value, batch.get("attention_mask"))
+        value = select_non_padding(value, batch.get("attention_mask"))
         generator = torch.Generator().manual_seed(len(name))
         total = total + (value.float() * torch.randn(value.shape, generator=generator)).mean()
     return total
@@ -104,9 +106,7 @@ def assert_same_gradients(
     assert_close(actual, expected, f"gradients {where}", tolerance)
 
 
-def assert_every_parameter_learns(
-    model: PreTrainedModel, parameter_gradients: dict[str, Tensor], where: str = ""
-) -> None:
+def assert_nonzero_gradients(model: PreTrainedModel, parameter_gradients: dict[str, Tensor], where: str = "") -> None:
     """Every trainable parameter has a nonzero gradient, except where the loss does not depend on it."""
     for name, parameter in model.named_parameters():
         # the softmax over choices does not depend on a bias that all scores share; its gradient is rounding error

@@ -106,7 +106,7 @@ def test_anchored_weights(tmp_path: Path) -> None:
         L2SPPenalty(model, 1.0)
 
 
-def test_penalty_is_added_once_per_step(workspace: Any, problem: Any, tmp_path: Path) -> None:
+def test_penalty_is_added_once_per_step(workspace: Any, pretraining_setup: Any, tmp_path: Path) -> None:
     """One batch of 8 and four of 2 give equal losses and weights, with an L2-SP penalty and mixout."""
     runs = {}
     for name, size, accumulation in (("one", 8, 1), ("four", 2, 4)):
@@ -114,7 +114,7 @@ def test_penalty_is_added_once_per_step(workspace: Any, problem: Any, tmp_path: 
         methods = [Mixout(model, 0.4, seed=5), L2SPPenalty(model, 0.5)]
         perturb(model)
         options = arguments(tmp_path / name, per_device_batch_size=size, gradient_accumulation_steps=accumulation)
-        result = run(model, problem, options, callbacks=methods)
+        result = run(model, pretraining_setup, options, callbacks=methods)
         runs[name] = weights_of(model), [record["loss"] for record in result.curve if "loss" in record]
         assert all(record["anchor_loss"] > 0.1 for record in result.curve if "loss" in record)
     assert runs["one"][1] == pytest.approx(runs["four"][1], rel=1e-5)
@@ -123,7 +123,9 @@ def test_penalty_is_added_once_per_step(workspace: Any, problem: Any, tmp_path: 
 
 
 @pytest.mark.parametrize("setup", ["anchor", "chain"])
-def test_resumed_run_equals_uninterrupted_run(workspace: Any, problem: Any, tmp_path: Path, setup: str) -> None:
+def test_resumed_run_equals_uninterrupted_run(
+    workspace: Any, pretraining_setup: Any, tmp_path: Path, setup: str
+) -> None:
     """The anchor is the start of the first run, and the best weights of a stage are restored."""
 
     def callbacks(model: Any) -> list:
@@ -136,12 +138,18 @@ def test_resumed_run_equals_uninterrupted_run(workspace: Any, problem: Any, tmp_
     options = {"max_steps": 8, "save_steps": 3, "eval_steps": 1, "save_total_limit": 20}
     folders = tmp_path / "whole", tmp_path / "stopped"
     model = new_model(workspace, "dropout.json")
-    run(model, problem, arguments(folders[0], **options), callbacks=callbacks(model), evaluate=evaluate)
+    run(model, pretraining_setup, arguments(folders[0], **options), callbacks=callbacks(model), evaluate=evaluate)
     shutil.copytree(*folders)
     for step in (6, 8):
         (folders[1] / f"checkpoint-{step}").rename(tmp_path / f"gone-{step}")
     model = new_model(workspace, "dropout.json")
-    run(model, problem, arguments(folders[1], resume=True, **options), callbacks=callbacks(model), evaluate=evaluate)
+    run(
+        model,
+        pretraining_setup,
+        arguments(folders[1], resume=True, **options),
+        callbacks=callbacks(model),
+        evaluate=evaluate,
+    )
     expected, resumed = (load_file(folder / "model.safetensors") for folder in folders)
     assert all(torch.equal(value, resumed[name]) for name, value in expected.items())
     if setup == "anchor":
@@ -149,7 +157,7 @@ def test_resumed_run_equals_uninterrupted_run(workspace: Any, problem: Any, tmp_
         model = perturb(new_model(workspace, "dropout.json"))
         resumed_options = arguments(folders[1], resume=True, **options)
         with pytest.raises(CtxError, match="start_weights is"):
-            run(model, problem, resumed_options, callbacks=callbacks(model), evaluate=evaluate)
+            run(model, pretraining_setup, resumed_options, callbacks=callbacks(model), evaluate=evaluate)
 
 
 def test_fisher_information_is_mean_squared_gradient(tmp_path: Path) -> None:
@@ -248,7 +256,9 @@ def test_mixout_masks_columns_and_is_unbiased() -> None:
             Mixout(model, invalid)
 
 
-def test_chain_thaw_trains_stages_and_keeps_best_weights(workspace: Any, problem: Any, tmp_path: Path) -> None:
+def test_chain_thaw_trains_stages_and_keeps_best_weights(
+    workspace: Any, pretraining_setup: Any, tmp_path: Path
+) -> None:
     model = new_model(workspace)
     groups = layer_groups(model)
     order = [{len(groups) - 1}, *({depth} for depth in range(len(groups) - 1)), set(range(len(groups)))]
@@ -262,7 +272,11 @@ def test_chain_thaw_trains_stages_and_keeps_best_weights(workspace: Any, problem
 
     start, steps = weights_of(model), 3 * len(order)
     result = run(
-        model, problem, arguments(tmp_path, max_steps=steps, eval_steps=1), callbacks=[method], evaluate=evaluate
+        model,
+        pretraining_setup,
+        arguments(tmp_path, max_steps=steps, eval_steps=1),
+        callbacks=[method],
+        evaluate=evaluate,
     )
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     before = start

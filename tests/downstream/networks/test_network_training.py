@@ -94,9 +94,9 @@ NETWORK_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def problem(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def assets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with a tiny BERT and GloVe and the data files of each task."""
-    folder = tmp_path_factory.mktemp("problem")
+    folder = tmp_path_factory.mktemp("assets_dir")
     texts = [" ".join((*NAMES, *VERBS, *PLACES, "a small today what did see she he it slept ."))] * 10
     for name in ("bert", "glove"):
         family = FAMILIES[name]
@@ -110,7 +110,7 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def finetune_flags(problem: Path, task: str, dropout: float) -> dict[str, Any]:
+def finetune_flags(assets_dir: Path, task: str, dropout: float) -> dict[str, Any]:
     """Flags of `finetune` with a trainable and a frozen encoder, and a penalty on the layer mix.
 
     Text pairs use ESIM, because the biattentive network has batch normalization.
@@ -121,18 +121,18 @@ def finetune_flags(problem: Path, task: str, dropout: float) -> dict[str, Any]:
     if task == "sequence-classification":
         changes.append("network=esim")
     return {
-        "features": f"bert={problem / 'bert'},glove={problem / 'glove'}",
+        "features": f"bert={assets_dir / 'bert'},glove={assets_dir / 'glove'}",
         "config_options": [*changes, 'trainable_encoders=["bert"]'],
-        "train_file": problem / file, "validation_file": problem / f"validation_{file}", "max_length": 40,
+        "train_file": assets_dir / file, "validation_file": assets_dir / f"validation_{file}", "max_length": 40,
         "logging_steps": 1, "learning_rate": 0.01, **columns,
     }  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASK_FILES)
-def test_accumulation_and_processes_equal_one_batch(problem: Path, tmp_path: Path, task: str) -> None:
+def test_accumulation_and_processes_equal_one_batch(assets_dir: Path, tmp_path: Path, task: str) -> None:
     """Losses, gradient norms and metrics."""
-    flags = finetune_flags(problem, task, dropout=0.0) | {"max_steps": 2}
+    flags = finetune_flags(assets_dir, task, dropout=0.0) | {"max_steps": 2}
     runs = {"whole": (16, 1), "accumulated": (4, 4), "single": (1, 16), "divided": (8, 1)}
     for name, (size, micro_batches) in runs.items():
         run: Any = run_in_two_processes if name == "divided" else run_command
@@ -149,9 +149,13 @@ def test_accumulation_and_processes_equal_one_batch(problem: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     "task", ["coreference", *(pytest.param(task, marks=pytest.mark.slow) for task in list(TASK_FILES)[1:3])]
 )
-def test_resumed_run_equals_uninterrupted_run(problem: Path, tmp_path: Path, task: str) -> None:
+def test_resumed_run_equals_uninterrupted_run(assets_dir: Path, tmp_path: Path, task: str) -> None:
     """With dropout in all modules, bit by bit."""
-    flags = finetune_flags(problem, task, dropout=0.3) | {"max_steps": 4, "save_steps": 2, "per_device_batch_size": 8}
+    flags = finetune_flags(assets_dir, task, dropout=0.3) | {
+        "max_steps": 4,
+        "save_steps": 2,
+        "per_device_batch_size": 8,
+    }
     assert run_command("finetune", task, **flags, output_dir=tmp_path / "whole") == 0
     shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / "resumed" / "checkpoint-2")
     assert run_command("finetune", task, "--resume", **flags, output_dir=tmp_path / "resumed") == 0
@@ -162,19 +166,19 @@ def test_resumed_run_equals_uninterrupted_run(problem: Path, tmp_path: Path, tas
 
 
 @pytest.mark.slow
-def test_trainer_and_loading_in_new_process(problem: Path, tmp_path: Path) -> None:
+def test_trainer_and_loading_in_new_process(assets_dir: Path, tmp_path: Path) -> None:
     """Trainer reduces the loss of all networks, and a new process computes their outputs from the saved files."""
     outputs, auto_classes = {}, {}
     for name in TASK_FILES:
         file, _, columns = TASK_FILES[name]
-        flags = finetune_flags(problem, name, dropout=0.0) | {"max_steps": 1, "per_device_batch_size": 8}
+        flags = finetune_flags(assets_dir, name, dropout=0.0) | {"max_steps": 1, "per_device_batch_size": 8}
         assert run_command("finetune", name, **flags, output_dir=tmp_path / "start") == 0
         task = TASKS[name](TaskArguments(max_length=40, **columns))
         model = get_auto_class(task.auto_class).from_pretrained(tmp_path / "start")
         tokenizer = AutoTokenizer.from_pretrained(tmp_path / "start")
         shutil.rmtree(tmp_path / "start")
         task.load_labels(model.config)
-        features = task.encode(task.read_file(str(problem / file)), tokenizer).features
+        features = task.encode(task.read_file(str(assets_dir / file)), tokenizer).features
         collate = task.collator(tokenizer)
         batch = collate(features[:16])
         before = model.eval()(**batch).loss
@@ -190,13 +194,13 @@ def test_trainer_and_loading_in_new_process(problem: Path, tmp_path: Path) -> No
         with torch.no_grad():
             outputs[name], auto_classes[name] = dict(model(**batch)), task.auto_class
     for name in ("bert", "glove"):
-        shutil.move(problem / name, tmp_path)
+        shutil.move(assets_dir / name, tmp_path)
     try:
         command = [sys.executable, "-c", REOPEN, json.dumps(auto_classes), str(tmp_path / "saved")]
         subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     finally:
         for name in ("bert", "glove"):
-            shutil.move(tmp_path / name, problem)
+            shutil.move(tmp_path / name, assets_dir)
     reopened = torch.load(tmp_path / "saved" / "outputs.pt")
     for name, output in outputs.items():
         for key, value in output.items():

@@ -105,7 +105,7 @@ def test_finetune_and_predict_commands(tmp_path: Path, capsys: pytest.CaptureFix
         run_command(
             "finetune",
             "question-answering",
-            model=save_tiny(tmp_path / "a", FAMILY, upstream=False),
+            model=save_tiny(tmp_path / "a", FAMILY, from_transformers=False),
             output_dir=run,
             **flags,
         )

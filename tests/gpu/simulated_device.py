@@ -455,10 +455,10 @@ _CUDA_ONLY |= {
 
 def _patch_cuda() -> None:
     """Replace the functions of `torch.cuda` that need a driver."""
-    properties = SimpleNamespace(total_memory=80 << 30, multi_processor_count=132, name="pretended GPU")
+    properties = SimpleNamespace(total_memory=80 << 30, multi_processor_count=132, name="simulated GPU")
     stream = SimpleNamespace(device=DEVICE, wait_stream=lambda *_: None, synchronize=lambda: _read("stream"))
     constants = {"is_available": True, "is_initialized": True, "_is_compiled": True, "device_count": 1}
-    constants |= {"current_device": 0, "get_device_name": "pretended GPU", "is_bf16_supported": True}
+    constants |= {"current_device": 0, "get_device_name": "simulated GPU", "is_bf16_supported": True}
     constants |= {"get_device_properties": properties, "current_stream": stream, "_lazy_init": None}
     constants |= {"is_current_stream_capturing": False}
     constants |= dict.fromkeys(("manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all"))
@@ -489,7 +489,7 @@ def _patch_package() -> None:
 
 
 @contextlib.contextmanager
-def pretended_device(compute_capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
+def simulated_device(compute_capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
     """Make `cuda:0` available, with this compute capability."""
     global capability
     capability = compute_capability

@@ -1,4 +1,4 @@
-"""Heads on a pretended CUDA device: results equal the CPU's, and the host rarely waits for the device."""
+"""Heads on a simulated CUDA device: results equal the CPU's, and the host rarely waits for the device."""
 
 import json
 import os
@@ -31,7 +31,7 @@ RANDOM_CASES = ("cvt-AutoModelForSequenceClassification", "cvt-AutoModelForToken
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="builds a device guard with g++")
 
 
-def run_on_pretended_device(script: str, *arguments: str) -> list[dict[str, Any]]:
+def run_on_simulated_device(script: str, *arguments: str) -> list[dict[str, Any]]:
     """The records printed by a script of this directory."""
     path = os.pathsep.join([str(FOLDER.parents[1]), str(FOLDER.parent), str(FOLDER)])
     result = subprocess.run(
@@ -55,7 +55,7 @@ def run_on_pretended_device(script: str, *arguments: str) -> list[dict[str, Any]
 )
 def records(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     capability, conditions, cases = request.param
-    records = run_on_pretended_device("head_records.py", capability, conditions, *cases)
+    records = run_on_simulated_device("head_records.py", capability, conditions, *cases)
     assert len(records) >= len(cases) * len(conditions.split(","))
     return records
 
@@ -95,7 +95,7 @@ def test_host_waits_at_most_once(records: list[dict[str, Any]]) -> None:
     ],
 )
 def test_training_step_does_not_wait(families: list[str]) -> None:
-    records = run_on_pretended_device("training_records.py", *families)
+    records = run_on_simulated_device("training_records.py", *families)
     assert [record["family"] for record in records] == families
     assert not any(record["waits"] for record in records), records
 
@@ -109,7 +109,7 @@ def test_training_step_does_not_wait(families: list[str]) -> None:
 )
 def test_launches_per_layer(families: list[str]) -> None:
     """At most as many as in transformers, for any batch size; the optimizer's do not grow with the model."""
-    *records, optimizer = run_on_pretended_device("launch_records.py", *families)
+    *records, optimizer = run_on_simulated_device("launch_records.py", *families)
     assert {record["family"] for record in records} == set(families)
     for record in records:
         assert record["32"] == record["8"], record
@@ -121,14 +121,14 @@ def test_launches_per_layer(families: list[str]) -> None:
 
 def test_generation_waits_once_per_step() -> None:
     """In addition to transformers' stopping criterion and, with beams, their order."""
-    records = run_on_pretended_device("generation_records.py", "gpt2-AutoModelForCausalLM", "t5-AutoModelForSeq2SeqLM")
+    records = run_on_simulated_device("generation_records.py", "gpt2-AutoModelForCausalLM", "t5-AutoModelForSeq2SeqLM")
     assert len(records) == 4
     for record in records:
         assert sum(record["waits"].values()) <= 2 + (record["num_beams"] > 1), record
 
 
 def test_host_copies_are_valid_until_changed() -> None:
-    records = run_on_pretended_device("host_copy_records.py")
+    records = run_on_simulated_device("host_copy_records.py")
     assert len(records) == 7
     assert all(record["equal"] for record in records), records
     assert {record["change"] for record in records if record.get("reads") == 0} >= {"none"}
