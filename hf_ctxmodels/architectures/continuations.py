@@ -86,7 +86,7 @@ class ContinuationScorer:
     Args:
         model: A model of this package or of transformers with a causal or sequence-to-sequence head.
         tokenizer: Its tokenizer.
-        batch_tokens: Maximum number of tokens of a batch, padding included; a longer sequence is a batch of its own.
+        batch_tokens: Maximum number of tokens of a batch, padding included; a longer sequence is a separate batch.
         max_length: Maximum number of tokens of an input, whose beginning is truncated; None for the model's.
         scores_end: Whether the continuations of an encoder-decoder include the end token. lm-evaluation-harness omits
             it; with it, the probabilities of all targets sum to 1.

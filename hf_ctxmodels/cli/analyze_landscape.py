@@ -1,4 +1,4 @@
-"""Loss landscapes of fine-tuning (Hao et al. 2019; Li et al. 2018), and the cost of resetting each layer.
+r"""Loss landscapes of fine-tuning (Hao et al. 2019; Li et al. 2018), and the cost of resetting each layer.
 
     hf-ctxmodels analyze landscape --model runs/sst2 --pretrained runs/bert --validation_file dev.tsv \
         --output_dir runs/analysis
@@ -68,7 +68,7 @@ class LandscapeArguments(OutputArguments):
         (), "Documents for the loss of the pretraining objective of --pretrained.", conflicts=("validation_file",)
     )
     scratch: str | None = flag(
-        None, "Directory of a model of the same task that was trained from scratch, to be drawn on the same scale."
+        None, "Directory of a model of the same task that was trained from scratch, which is plotted on the same scale."
     )
     other: str | None = flag(None, "Model of another task, fine-tuned from --pretrained: direction of --views surface.")
     views: list[str] = flag(("line", "rollback"), "Views.", choices=VIEWS)

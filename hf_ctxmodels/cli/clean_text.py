@@ -30,19 +30,19 @@ from hf_ctxmodels.data.text_files import Separator, read_lines
 class CleaningArguments:
     """Input, output and rules."""
 
-    dataset: list[str] = flag(REQUIRED, "Raw text, as --dataset of pretrain.")
+    dataset: list[str] = flag(REQUIRED, "Raw text, in any format of `pretrain --dataset`.")
     output: str = flag(REQUIRED, "File to write: .txt or .jsonl, plain or with .gz or .zst.")
     report: str | None = flag(None, "JSON file for the numbers that the command prints.")
     text_column: str = flag("text", "Column with the text of a document, except in .txt.")
     dataset_config: str | None = flag(None, "Configuration of a Hub dataset.")
     dataset_split: str = flag("train", "Split of a Hub dataset or directory.")
     document_separator: Separator | None = flag(None, "End of a document in text files, as in pretrain.")
-    min_words: int = flag(CleaningRules.min_words, "Fewest words of a line.")
+    min_words: int = flag(CleaningRules.min_words, "Minimum number of words in a line.")
     min_sentences: int = flag(CleaningRules.min_sentences, "Fewest sentences of a document.")
     bad_words: str | None = flag(None, "File with one word or phrase per line; documents that contain one are removed.")
     language: str | None = flag(None, "Code of the language to keep, such as en; by default all languages.")
     min_language_probability: float = flag(0.99, "Lowest probability of the language.")
-    skip_rules: list[str] = flag((), "Rules to switch off.", choices=RULES.keys())
+    skip_rules: list[str] = flag((), "Rules to disable.", choices=RULES.keys())
     overwrite: bool = flag(False, "Replace --output and --report if they exist.")
 
 
@@ -86,7 +86,7 @@ def clean() -> None:
 class OverlapArguments:
     """Input, output and rule."""
 
-    train: list[str] = flag(REQUIRED, "Training text, as --dataset of pretrain.")
+    train: list[str] = flag(REQUIRED, "Training text, in any format of `pretrain --dataset`.")
     test: list[str] = flag(
         REQUIRED, "Evaluation data: .csv, .tsv, .jsonl, .txt, or .json in SQuAD format, optionally .gz or .zst."
     )

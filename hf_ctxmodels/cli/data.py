@@ -42,7 +42,7 @@ class PairArguments:
         "answer and the sentence of the context that contains it.",
     )
     dataset: list[str] = flag(
-        REQUIRED, "summaries: articles, as --dataset of pretrain; questions: .json files in SQuAD format."
+        REQUIRED, "summaries: articles, in any format of `pretrain --dataset`; questions: .json files in SQuAD format."
     )
     output_dir: str = flag(REQUIRED, "Output directory.")
     validation_fraction: float = flag(
@@ -109,7 +109,9 @@ class UnitArguments:
     """Input and output."""
 
     output: str = flag(REQUIRED, "File to write, with one unit per line, the most frequent first.")
-    dataset: list[str] = flag((), "Text to find phrases in by mutual information, as --dataset of pretrain.")
+    dataset: list[str] = flag(
+        (), "Text to find phrases in by mutual information, in any format of `pretrain --dataset`."
+    )
     validation_fraction: float = flag(
         0.0, "Fraction of held-out documents to skip; pretrain holds out the same documents."
     )
@@ -158,7 +160,7 @@ def units() -> None:
 class PhraseArguments:
     """Input and output."""
 
-    dataset: list[str] = flag(REQUIRED, "Text, as --dataset of pretrain.")
+    dataset: list[str] = flag(REQUIRED, "Text, in any format of `pretrain --dataset`.")
     output: str = flag(REQUIRED, "File to write: .txt or .jsonl, plain or with .gz or .zst.")
     thresholds: list[float] = flag(
         (20.0, 10.0), "Lowest score of a phrase in each pass; a pass also joins phrases of the passes before it."

@@ -74,7 +74,7 @@ class WordArguments:
         (), "WORD,WORD PROBE...: print P(probe | first) / P(probe | second) as learned by GloVe (its paper, table 1)."
     )
     ratio_text: list[str] = flag(
-        (), "Text, as --dataset of pretrain, in which the probabilities of --ratios are counted."
+        (), "Text, in any format of `pretrain --dataset`, in which the probabilities of --ratios are counted."
     )
 
 
@@ -373,7 +373,7 @@ class PretrainingLossArguments:
     """Checkpoint and text."""
 
     model: str = flag(REQUIRED, "Pretrained checkpoint with its head: directory or Hub id.")
-    text: list[str] = flag(REQUIRED, "Documents, as --dataset of pretrain, preferably unseen.")
+    text: list[str] = flag(REQUIRED, "Documents, in any format of `pretrain --dataset`, preferably unseen.")
     objective_options: list[str] = flag(
         (), "Options of the objective as name=value that differ from pretraining; an unknown name lists them."
     )
@@ -417,7 +417,7 @@ class ForgettingArguments:
 
     pretrained: str = flag(REQUIRED, "Pretrained checkpoint with its head: directory or Hub id.")
     finetuned: str = flag(REQUIRED, "Checkpoint fine-tuned from it: directory or Hub id.")
-    text: list[str] = flag(REQUIRED, "Documents, as --dataset of pretrain, preferably unseen.")
+    text: list[str] = flag(REQUIRED, "Documents, in any format of `pretrain --dataset`, preferably unseen.")
     validation_fraction: float | None = flag(
         None, "Use only the validation documents of pretrain with this fraction and the same files."
     )

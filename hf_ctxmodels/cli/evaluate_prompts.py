@@ -60,13 +60,13 @@ class PromptArguments:
     output_dir: str = flag(REQUIRED, "Directory for results and figures.")
     shots: str = flag("0", "Numbers of examples in the context, separated by commas.")
     seeds: str = flag("0", "Seeds of the examples in the context, separated by commas.")
-    tasks_folder: str | None = flag(None, "Folder of the relative paths in the tasks.")
+    tasks_folder: str | None = flag(None, "Directory that relative paths of the tasks refer to.")
     evaluated_file: str | None = flag(
         None,
         "Evaluate this file or split instead of file.validation; for a single task. Without labels, the predictions "
         "are saved, as with --save_examples, and there is no score.",
     )
-    shots_file: str | None = flag(None, "Draw examples from this file instead of file.train; for a single task.")
+    shots_file: str | None = flag(None, "Sample examples from this file instead of file.train; for a single task.")
     max_examples: int | None = flag(None, "Evaluate the first N examples of each task; by default all.")
     shared_shots: bool = flag(
         False,

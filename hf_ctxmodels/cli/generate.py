@@ -108,12 +108,13 @@ class GenerationArguments:
     max_new_tokens: int = flag(60, "Longest generated text in tokens.")
     num_texts: int = flag(1, "Texts for each prompt, by sampling.")
     no_repeat_ngram_size: int | None = flag(
-        None, "Size of n-grams that are not repeated within a text; 0 allows all; by default as the model's settings."
+        None,
+        "Size of n-grams that are not repeated within a text; 0 allows all; by default as in the generation config.",
     )
     repetition_penalty: float | None = flag(
         None,
         "Divide the positive logits of tokens of the prompt and the text by this, and multiply the negative ones "
-        "(CTRL: 1.2); 1 for none; by default as the model's settings.",
+        "(CTRL: 1.2); 1 for none; by default as in the generation config.",
     )
     max_length: int | None = flag(
         None, "Truncate inputs to N tokens; by default an input over the model's limit is an error."
@@ -203,8 +204,8 @@ class ControlArguments:
     )
     fudge: str | None = flag(
         None,
-        "Text classifier, directory or Hub id, that guides the text to a label (FUDGE): "
-        "CLASSIFIER:label=LABEL,weight=X,num_candidates=N; an unknown option lists the options.",
+        "Text classifier, directory or Hub id, that makes the text more likely to have a label (FUDGE): "
+        "CLASSIFIER:label=LABEL,weight=X,num_candidates=N; an unknown option raises an error that lists the options.",
         nested=True,
     )
 

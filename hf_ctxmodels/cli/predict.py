@@ -58,7 +58,7 @@ class PredictionArguments:
     task_name: str | None = flag(None, "Task of a multi-task model.")
     all_tasks: bool = flag(
         False,
-        "Predict all tasks of a multi-task model, which read the same input; each result is under its task's name.",
+        "Predict all tasks of a multi-task model, which read the same input; results are keyed by task name.",
         conflicts=("task", "task_name"),
     )
     text_task: str | None = flag(

@@ -57,7 +57,7 @@ class CleaningRules:
 
     Attributes:
         skip: Names of `RULES` that are switched off; "bad_words" and "language" are off without a list or a language.
-        min_words: Fewest words of a line.
+        min_words: Minimum number of words in a line.
         min_sentences: Fewest sentences of a document, before and after duplicates are removed.
         max_word_length: Longest word in characters.
         bad_words: Words or phrases; they match without regard to case, but not within words.

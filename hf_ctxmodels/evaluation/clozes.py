@@ -67,7 +67,7 @@ def score_clozes(
 
     Args:
         max_length: Maximum number of tokens; None for the model's.
-        batch_tokens: Maximum number of tokens of a batch, padding included; a longer sequence is a batch of its own.
+        batch_tokens: Maximum number of tokens of a batch, padding included; a longer sequence is a separate batch.
 
     Raises:
         CtxError: The model predicts no masked tokens; a choice has unknown tokens or the tokens of another one; a text

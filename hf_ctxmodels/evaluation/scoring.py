@@ -138,7 +138,7 @@ def score_pseudo_continuations(
         requests: Pairs of context and continuation.
         max_length: Maximum number of tokens; contexts are truncated at their beginning. None for the model's.
         batch_tokens: Maximum number of tokens of a batch, padding included; each token of a continuation needs a
-            sequence. A longer sequence is a batch of its own.
+            sequence. A longer sequence is a separate batch.
 
     Raises:
         CtxError: The model predicts no masked tokens, or a continuation has no token or too many.

@@ -231,7 +231,7 @@ class LoopArguments(DeviceArguments):
     )
     timeout: float = flag(
         30.0,
-        "Minutes that a process waits for the others in a collective operation, before the run ends with an error.",
+        "Timeout of collective operations in minutes, after which the run ends with an error.",
         group="device",
     )
 

@@ -42,8 +42,9 @@ def posterior(tokenizer: Any, classifier: tuple[Any, Any], ids: Tensor, scores: 
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("weight", [1.0, 3.0])
-@pytest.mark.parametrize("prompt", ["red", "red cats and blue dogs and red cats and blue dogs no blue"])
+@pytest.mark.parametrize(
+    ("weight", "prompt"), [(1.0, "red cats and blue dogs and red cats and blue dogs no blue"), (3.0, "red")]
+)
 def test_classifier_guidance_matches_bayes_rule(decoder: Any, classifier: Any, weight: float, prompt: str) -> None:
     """With all candidates, the product of both probabilities; with k, its k most probable tokens, renormalized; a batch
     equals its rows alone."""

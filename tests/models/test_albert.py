@@ -91,6 +91,7 @@ class TestSharing:
         assert all(gradient.any() for gradient in results[0].values())
         assert_close(*results, tolerance=0)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("sharing", PARTIAL_SHARING[::2], ids=sharing_id)
     def test_compiled_encoder_matches_eager(self, sharing: dict) -> None:
         torch._dynamo.reset()

@@ -25,7 +25,7 @@ from zoo import (
 from hf_ctxmodels.layers.attention import compiled_attention
 
 # Tracing an encoder takes up to 20 seconds; encoders of all other families are marked slow.
-FAST_FAMILIES = ("bert", "ulmfit", "glove")
+FAST_FAMILIES = ("bert", "glove")
 compiled_network_cases = pytest.mark.parametrize(
     "network_case",
     [pytest.param(case, marks=() if case.family.name in FAST_FAMILIES else pytest.mark.slow) for case in NETWORKS],

@@ -75,6 +75,7 @@ class TestPaths:
         assert_same_gradients(gradients(model, outputs.loss), gradients(reference, expected.loss))
         assert model.xlnet.mask_embedding.grad.any()
 
+    @pytest.mark.slow
     def test_compiles_without_graph_breaks(self) -> None:
         model = MODEL.model(num_hidden_layers=2)
         batch = without(make_batch(), "labels")

@@ -135,7 +135,8 @@ def pretrain_in_two_processes(workspace, config: str, *flags: object) -> str:
     return errors
 
 
-@pytest.mark.parametrize("any_workspace", [slow("workspace"), "contiguous_workspace"], indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("any_workspace", ["workspace", "contiguous_workspace"], indirect=True)
 def test_processes_stream_different_parts(any_workspace, tmp_path):
     """A run stopped and resumed half-way continues in the parts of each process, and equals an uninterrupted run."""
     small_parts = "from hf_ctxmodels.data import document_sources, documents\n"

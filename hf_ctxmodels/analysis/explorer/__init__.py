@@ -1,1 +1,1 @@
-"""A local page to explore one or two models with one's own sentences."""
+"""A local page to explore one or two models with custom sentences."""

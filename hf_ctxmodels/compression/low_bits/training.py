@@ -45,7 +45,7 @@ class LowBitsArguments:
     """Training with low-bit weights."""
 
     quantize: QBertOptions | None = flag(
-        None, "Train with weights of a few bits and activations of 8 bits.", {"q-bert": QBertOptions}
+        None, "Train with low-bit weights and 8-bit activations.", {"q-bert": QBertOptions}
     )
 
     def __post_init__(self) -> None:

@@ -57,7 +57,7 @@ class AdapterArguments(ParsedChoices):
 
     adapter: AdapterOptions | FusionOptions | None = flag(
         None,
-        "Train a bottleneck adapter, or a fusion of trained adapters, in the frozen model, in fine-tuning with the "
+        "Freeze the model, and train a bottleneck adapter or a fusion of trained adapters; in fine-tuning also the "
         "head.",
         {
             **{name: AdapterOptions(**vars(config)) for name, config in ADAPTER_CONFIGS.items()},

@@ -208,7 +208,7 @@ class EwcOptions(L2Options):
     """Elastic weight consolidation: distance weighted by the Fisher information of pretraining."""
 
     file: str = flag(REQUIRED, "File of the Fisher information; computed from `text` if missing.")
-    text: str | None = flag(None, "Text to compute the Fisher information from, as --dataset of pretrain.")
+    text: str | None = flag(None, "Text to compute the Fisher information from, in any format of `pretrain --dataset`.")
     labels: Labels = flag("sampled", "Labels: sampled from the model's predictions, or the labels of the data.")
     examples: int = flag(1000, "Examples to compute the Fisher information from.")
 
@@ -248,7 +248,7 @@ class FinetuningMethodArguments:
     )
     anchor: L2Options | EwcOptions | MixoutOptions | None = flag(
         None,
-        "Keep the weights close to the pretrained ones: by a penalty, instead of weight decay, or by mixout.",
+        "Keep the weights close to the pretrained ones, by mixout or by a penalty that replaces weight decay.",
         {"l2": L2Options, "ewc": EwcOptions, "mixout": MixoutOptions},
         conflicts=("family", "features"),
     )
@@ -260,8 +260,8 @@ class FinetuningMethodArguments:
     )
     disabled_heads: str | None = flag(
         None,
-        "Attention heads to train and save without, LAYER:HEAD,HEAD;LAYER:HEAD, such as 0:1,3;2:5. Numbers start at 0; "
-        "decoder.0 and cross.0 are layers of a decoder.",
+        "Attention heads to disable in training and in the saved model, LAYER:HEAD,HEAD;LAYER:HEAD, such as 0:1,3;2:5. "
+        "Numbers start at 0; decoder.0 and cross.0 are layers of a decoder.",
     )
 
     def __post_init__(self) -> None:

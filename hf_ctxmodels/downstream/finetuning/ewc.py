@@ -143,7 +143,7 @@ def compute_fisher(
     verbose: bool = True,
 ) -> None:
     """Compute the Fisher information of a checkpoint in its pretraining objective, from the first `number` examples of
-    a text (as --dataset of pretrain), and save it."""
+    a text (in any format of `pretrain --dataset`), and save it."""
     if text is None:
         raise CtxError(
             "There is no such file of Fisher information.",

@@ -158,7 +158,7 @@ def saved_layer_mix(source: str) -> ScalarMix | None:
 
 
 class ContextualFeatures(FeatureStack):
-    """The vectors of words of one or several models, concatenated: the input of a network of one's own.
+    """The vectors of words of one or several models, concatenated: the input of a custom network.
 
     The layers of a model are mixed with learned weights and a learned scale (Peters et al. 2018, equation 1). Frozen
     models compute without dropout and gradients, also in training mode.

@@ -48,7 +48,9 @@ class TaskArguments:
         None, "Language to generate, for multilingual models: a token, such as `<de>`, or a name in lang2id."
     )
     span_beam_search: bool = flag(
-        False, "Use the head that predicts the end of an answer given its start, and no answer apart (XLNet)."
+        False,
+        "Use XLNet's head, which predicts the end of an answer given its start, and separately whether there is an "
+        "answer.",
     )
     null_threshold: float = flag(
         0.0, "Predict no answer if its score exceeds the score of the best span by more than this."

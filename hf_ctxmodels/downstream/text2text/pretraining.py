@@ -51,7 +51,7 @@ class PretrainingMixtureArguments:
     mixture: str | None = flag(
         None,
         "Also train on tasks as text (T5): FILE:tasks_folder=DIR,text_size=N,..., or names such as glue,snli for "
-        "FILE; an unknown option lists the options.",
+        "FILE; an unknown option raises an error that lists the options.",
         nested=True,
     )
 
