@@ -93,7 +93,9 @@ def test_objective_pages_document_all_options(pages):
 
 
 def test_command_pages_document_all_flags(docs, pages, capsys):
-    for command in docs("generated_pages").leaf_commands():
+    commands = [*docs("generated_pages").leaf_commands()]
+    assert commands
+    for command in commands:
         assert run_command(*command.split(), "--help") == 0
         flags = set(re.findall(r"^  (?:-h, )?--(\w+)", capsys.readouterr().out, re.MULTILINE)) - {"help", "recipe"}
         page = pages[f"commands/{command.replace(' ', '-')}.rst"]
@@ -153,7 +155,9 @@ def test_objective_titles_are_words(docs, pages):
 @pytest.mark.parametrize("page", ["README.md", "docs/**/*.md"])
 def test_code_blocks_fit_page_width(page):
     """At 1280 pixels a line has room for 98 characters; `text` blocks are output, and may be longer."""
-    for path in ROOT.glob(page):
+    paths = list(ROOT.glob(page))
+    assert paths
+    for path in paths:
         blocks = re.findall(r"^ *```(?!text|\n)[^\n]*\n(.*?)^ *```", path.read_text("utf-8"), re.DOTALL | re.MULTILINE)
         assert [line for block in blocks for line in block.splitlines() if len(line) > MAX_COLUMNS] == [], path
 

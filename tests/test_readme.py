@@ -142,7 +142,9 @@ def test_page_examples_run(
         workspace = tmp_path / "workspace"
         shutil.copytree(request.getfixturevalue("pretrained_workspace"), workspace)
     hub.repositories.clear()
-    for language, code in page_examples(page):
+    examples = page_examples(page)
+    assert examples
+    for language, code in examples:
         output = run_example(language, code, workspace, hub_process)
         assert expected_output(page, code) in (None, output)
     if page in ("README.md", "docs/how-to/publish.md"):

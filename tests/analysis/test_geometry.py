@@ -33,9 +33,12 @@ def test_similarities_equal_means_over_pairs(encoder):
     encoded = list(encoder.encode(SENTENCES))
     geometry = measure_geometry(encoder, SENTENCES, min_occurrences=3, seeds=(0, 1), progress=False)
     assert geometry.words == ["the", "cat", "bank"]
-    for word, similarities in zip(geometry.words, geometry.self_similarity):
+    for word, similarities in zip(geometry.words, geometry.self_similarity, strict=True):
         vectors = [
-            vector for sentence in encoded for text, vector in zip(sentence.words, sentence.vectors) if text == word
+            vector
+            for sentence in encoded
+            for text, vector in zip(sentence.words, sentence.vectors, strict=True)
+            if text == word
         ]
         cosines = [F.cosine_similarity(a, b, dim=-1) for a, b in combinations(vectors, 2)]
         torch.testing.assert_close(similarities.float(), torch.stack(cosines).mean(0))

@@ -65,7 +65,7 @@ def test_geometry_command(folder, tmp_path):
     assert chart.series["glove"] == pytest.approx([1, None, None, None])
     assert chart.series["bert"][1] < 1
     values = result.values["bert"]
-    corrected = [raw - common for raw, common in zip(values["self-similarity"], values["anisotropy"])]
+    corrected = [raw - common for raw, common in zip(values["self-similarity"], values["anisotropy"], strict=True)]
     assert values["self-similarity-corrected"] == pytest.approx(corrected)
 
 
@@ -127,7 +127,7 @@ def test_landscape_command(folder, tmp_path):
     result = AnalysisResult.load(tmp_path / "out" / "landscape.json")
     names = [f"{view}-{run}" for view in views[1:3] for run in ("pretrained", "from-scratch")]
     assert [figure.name for figure in result.figures] == ["line-loss", "line-accuracy", *names]
-    for first, second in zip(result.figures[2::2], result.figures[3::2]):
+    for first, second in zip(result.figures[2::2], result.figures[3::2], strict=True):
         assert (first.low, first.high) == (second.low, second.high)
     assert result.figures[2].paths["training"][0] == [0, 0]
     assert result.figures[2].paths["training"][-1][0] == pytest.approx(1)

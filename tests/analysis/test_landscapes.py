@@ -95,7 +95,9 @@ def test_weights_are_restored_after_error(loss):
 
 def test_random_direction_has_filter_norms(loss):
     weights = current_weights(loss.model)
-    for name, direction in random_direction(weights, torch.Generator().manual_seed(0)).items():
+    directions = random_direction(weights, torch.Generator().manual_seed(0))
+    assert directions.keys() == weights.keys()
+    for name, direction in directions.items():
         if weights[name].dim() < 2:
             assert not direction.any(), name
         else:
@@ -180,7 +182,7 @@ def test_trajectory_is_pca_of_weights():
     spectrum = torch.linalg.svdvals(flat - flat[-1])
     assert trajectory.explained == pytest.approx((spectrum[:2].square() / spectrum.square().sum()).tolist())
     assert trajectory.coordinates[-1] == pytest.approx((0, 0), abs=1e-6)
-    for weights, coordinates in zip(checkpoints, trajectory.coordinates):
+    for weights, coordinates in zip(checkpoints, trajectory.coordinates, strict=True):
         assert trajectory.plane.project(weights) == pytest.approx(coordinates, abs=1e-5)
     norms = [float(torch.cat([d["a"].flatten(), d["b"]]).norm()) for d in trajectory.plane.directions]
     assert norms == pytest.approx([1, 1], abs=1e-5)

@@ -176,7 +176,7 @@ def test_nearest_occurrences_in_chunks(monkeypatch):
     queries = [Occurrence(1, 1, 2), Occurrence(4, 0, 1)]
     cosines = torch.nn.functional.cosine_similarity(vectors[[5, 16]], vectors.transpose(0, 1), dim=-1)
     cosines[:, 7] = cosines[0, 4:8] = cosines[1, 16:20] = -1
-    for neighbors, expected in zip(nearest_occurrences(corpus, queries, number=6), cosines):
+    for neighbors, expected in zip(nearest_occurrences(corpus, queries, number=6), cosines, strict=True):
         values, indices = expected.topk(6)
         assert [4 * occurrence.sentence + occurrence.start for occurrence, _ in neighbors] == indices.tolist()
         assert [score for _, score in neighbors] == pytest.approx(values.tolist())

@@ -266,6 +266,7 @@ def test_missing_special_tokens(subtests):
             for name, objective in family.objectives.items()
             if objective.auto_class != "AutoModelForMaskedLM" and name != "back-translation"  # of two languages
         ]
+        assert objective_classes or name in TARGET_OPTIONS
         for token in TOKENS:
             with subtests.test(family=name, token=token):
                 tokenizer = build_translation_tokenizer(family)

@@ -39,7 +39,7 @@ def model_outputs(model, tokenizer, *texts: str):
 def test_feature_extraction_pipeline(save_family_model):
     directory, model, tokenizer = save_family_model("AutoModel")
     features = pipeline("feature-extraction", model=directory)(TEXTS, batch_size=3, return_tensors=True)
-    for text, actual in zip(TEXTS, features):
+    for text, actual in zip(TEXTS, features, strict=True):
         expected = model_outputs(model, tokenizer, text).last_hidden_state
         length = expected.shape[1]
         actual = actual[:, :length] if tokenizer.padding_side == "right" else actual[:, -length:]
@@ -64,7 +64,7 @@ def test_text_classification_pipelines(save_family_model):
     labels = {0: "contradiction", 1: "neutral", 2: "entailment"}
     directory, model, tokenizer = save_family_model("AutoModelForSequenceClassification", id2label=labels)
     results = pipeline("text-classification", model=directory)(TEXTS, batch_size=3, top_k=None)
-    for text, result in zip(TEXTS, results):
+    for text, result in zip(TEXTS, results, strict=True):
         expected = model_outputs(model, tokenizer, text).logits[0].softmax(-1).tolist()
         scores = {row["label"]: row["score"] for row in result}
         assert [scores[label] for label in labels.values()] == pytest.approx(expected, abs=1e-5)
@@ -87,7 +87,7 @@ def test_token_classification_pipeline(save_family_model):
     # the pipeline of transformers needs one id for each token
     options = {"pipeline_class": WordTaggingPipeline} if model.token_id_axes else {}
     tagger = pipeline("token-classification", model=directory, ignore_labels=[], **options)
-    for text, words in zip(TEXTS, tagger(TEXTS, batch_size=3)):
+    for text, words in zip(TEXTS, tagger(TEXTS, batch_size=3), strict=True):
         special = torch.tensor(tokenizer(text, return_special_tokens_mask=True).special_tokens_mask)
         logits = model_outputs(model, tokenizer, text).logits[0, special == 0]
         assert [word["entity"] for word in words] == [labels[int(index)] for index in logits.argmax(-1)]
@@ -105,7 +105,7 @@ def test_answer_questions(save_family_model):
     answers = answer_questions(
         loaded, AutoTokenizer.from_pretrained(directory), questions, max_length=38, doc_stride=6, batch_size=3
     )
-    for answer, (_, context) in zip(answers, questions):
+    for answer, (_, context) in zip(answers, questions, strict=True):
         assert answer.text
         assert answer.text in context
 

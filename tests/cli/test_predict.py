@@ -132,8 +132,9 @@ def test_multiple_choice_and_ranking(tmp_path: Path) -> None:
     (tmp_path / "ranks.tsv").write_text("query\tcandidate\n" + ranks)
     model = transformers.AutoModelForMultipleChoice.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    results = zip(predict(folder, tmp_path / "choices.jsonl"), predict(folder, tmp_path / "ranks.tsv", task="ranking"))
-    for text, (choice, ranking) in zip(TEXTS, results, strict=True):
+    choices = predict(folder, tmp_path / "choices.jsonl")
+    rankings = predict(folder, tmp_path / "ranks.tsv", task="ranking")
+    for text, choice, ranking in zip(TEXTS, choices, rankings, strict=True):
         encoding = tokenizer([text] * 3, GOOD[:3], padding=True, return_tensors="pt")
         with torch.no_grad():
             logits = model(**{name: tensor[None] for name, tensor in encoding.items()}).logits[0]

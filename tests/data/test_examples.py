@@ -35,7 +35,7 @@ def to_lists(row):
 
 def assert_same_batches(actual, expected):
     assert len(actual) == len(expected)
-    for batch, expected_batch in zip(actual, expected):
+    for batch, expected_batch in zip(actual, expected, strict=True):
         assert batch.keys() == expected_batch.keys()
         for name in batch:
             assert torch.equal(batch[name], expected_batch[name]), name
@@ -136,7 +136,10 @@ def test_batches_do_not_depend_on_workers_resuming_or_processes(objective, docum
         return training_loader(examples, objective.collate, **options)
 
     def rows(batches):
-        return [[row[mask.bool()].tolist() for row, mask in zip(b["input_ids"], b["attention_mask"])] for b in batches]
+        return [
+            [row[mask.bool()].tolist() for row, mask in zip(b["input_ids"], b["attention_mask"], strict=True)]
+            for b in batches
+        ]
 
     expected = list(islice(loader(), 20))
     for workers in (1, 2):
@@ -147,4 +150,4 @@ def test_batches_do_not_depend_on_workers_resuming_or_processes(objective, docum
     for workers in (0, 2):
         loaders = [prepare_data_loader(loader(workers=workers), process_index=index, **options) for index in (0, 1)]
         halves = [rows(islice(batches_of_process, 8)) for batches_of_process in loaders]
-        assert [first + second for first, second in zip(*halves)] == rows(expected[:8])
+        assert [first + second for first, second in zip(*halves, strict=True)] == rows(expected[:8])

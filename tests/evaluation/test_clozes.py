@@ -73,7 +73,7 @@ def multi_token_score(model: Any, tokenizer: Any, cloze: Cloze, choice: str) -> 
 def test_cloze_scores_match_single_passes(masked_lm: Any, batch_tokens: int) -> None:
     model, tokenizer = masked_lm
     scores = score_clozes(model, tokenizer, [*SINGLE_TOKEN, *MULTI_TOKEN], batch_tokens=batch_tokens)
-    for cloze, group in zip(SINGLE_TOKEN, scores, strict=False):
+    for cloze, group in zip(SINGLE_TOKEN, scores[: len(SINGLE_TOKEN)], strict=True):
         assert all(len(token_ids(tokenizer, choice)) == 1 for choice in cloze.choices), "choices must be single tokens"
         expected = single_token_scores(model, tokenizer, cloze)
         assert [score.log_probability for score in group] == pytest.approx(expected, abs=1e-4)
@@ -146,7 +146,9 @@ def test_cloze_task_and_command(masked_lm: Any, tmp_path: Path) -> None:
     assert [record["log_probabilities"] for record in result.records] == [
         pytest.approx(values, abs=1e-4) for values in expected
     ]
-    accuracy = sum(values[example.text.label] == max(values) for values, example in zip(expected, examples)) / 4
+    accuracy = (
+        sum(values[example.text.label] == max(values) for values, example in zip(expected, examples, strict=True)) / 4
+    )
     assert result.metrics["acc"].value == accuracy
     assert list(result.metrics) == ["acc"]
 

@@ -186,14 +186,14 @@ def test_bidirectional_lm_scores() -> None:
 def test_token_scores_sum_to_text_score(family: str, auto_name: str) -> None:
     model, tokenizer = make_model(family, auto_name, **({"backward": True} if family == "ulmfit" else {}))
     ids = [[*ids] for ids, _ in tokenizer.vocabulary_ids(TEXTS)] if family == "elmo" else tokenizer(TEXTS)["input_ids"]
-    for text, text_ids, text_score in zip(TEXTS, ids, score(model, tokenizer, TEXTS)):
+    for text, text_ids, text_score in zip(TEXTS, ids, score(model, tokenizer, TEXTS), strict=True):
         tokens = score_tokens(model, tokenizer, text, batch_size=3, num_predictions=len(tokenizer))
         assert [token.position for token in tokens] == sorted({token.position for token in tokens})
         # ELMo predicts words in both directions, and the ends of the text in one direction
         ends = (0, len(text_ids) - 1)
         weights = [2 if family == "elmo" and token.position not in ends else 1 for token in tokens]
         assert sum(weights) == text_score.predictions
-        sums = sum(weight * token.log_probability for weight, token in zip(weights, tokens))
+        sums = sum(weight * token.log_probability for weight, token in zip(weights, tokens, strict=True))
         assert sums == pytest.approx(text_score.log_probability, abs=1e-4)
         for token in tokens:
             if token.position < len(text_ids):

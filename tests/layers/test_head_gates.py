@@ -76,7 +76,7 @@ def test_zero_mode_equals_zeroed_projections(case: Case) -> None:
     model.prepare_for_inference()
     with disabled_heads(model, heads):
         assert_equal_outputs(run(model, batch), expected, f"{case} prepacked", 1e-5)
-    assert not any(torch.allclose(*pair) for pair in zip(tensors(baseline), tensors(expected))), case
+    assert not any(torch.allclose(*pair) for pair in zip(tensors(baseline), tensors(expected), strict=True)), case
 
 
 @as_subtests(CASES)

@@ -83,7 +83,9 @@ def test_bfloat16_inputs() -> None:
     actual, expected = chunked_cross_entropy(*leaves, targets), naive_cross_entropy(exact, targets)
     assert actual.dtype is torch.float32
     torch.testing.assert_close(actual, expected, atol=0.02, rtol=0.02)
-    for gradient, expected_gradient in zip(torch.autograd.grad(actual, leaves), torch.autograd.grad(expected, exact)):
+    for gradient, expected_gradient in zip(
+        torch.autograd.grad(actual, leaves), torch.autograd.grad(expected, exact), strict=True
+    ):
         assert gradient.dtype is torch.bfloat16
         assert (gradient.float() - expected_gradient).norm() < 0.03 * expected_gradient.norm()
 
@@ -96,6 +98,8 @@ def test_autocast_equals_torch_operators() -> None:
     assert logits.dtype is torch.bfloat16
     expected = F.cross_entropy(logits.float(), targets)
     torch.testing.assert_close(actual, expected)
-    for gradient, expected_gradient in zip(torch.autograd.grad(actual, leaves), torch.autograd.grad(expected, leaves)):
+    for gradient, expected_gradient in zip(
+        torch.autograd.grad(actual, leaves), torch.autograd.grad(expected, leaves), strict=True
+    ):
         assert gradient.dtype is torch.float32
         assert (gradient - expected_gradient).norm() < 0.02 * expected_gradient.norm()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import safe_open
 from zoo import (
     CASES,
@@ -58,7 +59,7 @@ class TestConfig:
     def test_invalid_field_raises(self, family: FamilySpec, tmp_path: Path) -> None:
         """A field of the wrong type, and a misspelled field, for which the error suggests the correct name; also in a
         file without the correct field."""
-        with pytest.raises(Exception, match="hidden_size"):
+        with pytest.raises(StrictDataclassError, match="hidden_size"):
             family.config(hidden_size="wide")
         with pytest.raises(ValueError, match=r"no field 'hiden_size' \(did you mean 'hidden_size'"):
             family.config(hiden_size=3)

@@ -179,6 +179,7 @@ class TestTargets:
     def test_labels_out_of_range_or_of_wrong_shape(self, head_case: Case) -> None:
         batch = make_batch(head_case)
         targets, model = make_targets(head_case, batch), head_case.model()
+        assert targets
         for name, target in targets.items():
             for wrong in (target[:2], target[0], target[None], target[..., None, None], target.flatten()[0]):
                 assert_error(model, batch | targets | {name: wrong}, f"{name} is {tuple(wrong.shape)}, expected")
@@ -193,6 +194,7 @@ class TestTargets:
         """Not a tensor or wrong dtype; int32 gives the same outputs as int64."""
         batch = make_batch(head_case)
         targets, model = make_targets(head_case, batch), head_case.model()
+        assert targets
         for name, target in targets.items():
             for wrong in (target.tolist(), np.asarray(target), 3):
                 fragments = (f"{name} is a {type(wrong).__name__}", "torch.Tensor")

@@ -237,6 +237,7 @@ class TestRecordedOutputs:
         pooled = outputs.get("pooler_output")
         target = outputs.last_hidden_state.square().sum() if pooled is None else pooled.square().sum()
         states = [state for state in outputs.hidden_states if state.requires_grad]
+        assert len(states) > 1
         state_gradients = torch.autograd.grad(target, states, allow_unused=True)
         for layer, gradient in enumerate(state_gradients):
             assert gradient is not None, f"layer {layer}"

@@ -266,6 +266,7 @@ class TestGradients:
         first, second = tensors_of(model(**batch)), tensors_of(model(**batch))
         model.train()
         training_outputs = tensors_of(model(**batch))
+        assert first
         for name, value in first.items():
             assert torch.equal(value, second[name])
             assert not torch.allclose(value, training_outputs[name])

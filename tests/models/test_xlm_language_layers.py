@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from zoo import Case, assert_close, assert_same_gradients, assert_same_outputs, gradients, make_batch, models_by_path
 
@@ -123,7 +124,7 @@ def test_saving_and_loading(tmp_path: Path) -> None:
             model(batch["input_ids"])
     assert not CtxXLMModel(ENCODER.config(num_language_layers=1)).language_layers, "one language"
     for number in (-1, 3):
-        with pytest.raises(Exception, match=r"num_language_layers=-?\d must be 0 or more, and less than"):
+        with pytest.raises(StrictDataclassError, match=r"num_language_layers=-?\d must be 0 or more, and less than"):
             ENCODER.config(**SHARED, num_language_layers=number)
 
 

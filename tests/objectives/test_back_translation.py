@@ -60,7 +60,9 @@ class TestNoise:
 
     def test_no_noise(self, tokenizer: Any) -> None:
         objective = BackTranslation(tokenizer, max_length=30, word_shuffle=0, word_dropout=0, word_blank=0)
-        for feature in make_features(objective):
+        features = make_features(objective)
+        assert len(features) == len(TEXTS)
+        for feature in features:
             ids = feature["input_ids"]
             assert np.array_equal(objective.add_noise(ids, np.random.default_rng(0)), ids)
 

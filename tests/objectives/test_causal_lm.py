@@ -121,7 +121,7 @@ def test_packed_rows_predict_within_each_document(eos_tokenizer, shape, max_leng
     assert all(len(row["input_ids"]) <= max_length for row in rows)
     batch = objective.collate(rows)
     sep, predicted = eos_tokenizer.eos_token_id, []
-    for row, (ids, row_targets) in zip(rows, resolve_targets(batch)):
+    for row, (ids, row_targets) in zip(rows, resolve_targets(batch), strict=True):
         for number in range(1, int(row["sequence_ids"].max()) + 1):
             (positions,) = np.nonzero(row["sequence_ids"] == number)
             sequence, targets = [ids[i] for i in positions], [row_targets[i] for i in positions]

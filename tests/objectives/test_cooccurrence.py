@@ -29,7 +29,7 @@ def reference_counts(window: int, symmetric: bool, weighted: bool) -> dict[tuple
 def read_counts(counter: CooccurrenceCounter, seed: int = 0) -> dict[tuple[int, int], float]:
     counts: dict[tuple[int, int], float] = {}
     for words, contexts, values in counter.cells(np.random.default_rng(seed)):
-        for word, context, value in zip(words.tolist(), contexts.tolist(), values.tolist()):
+        for word, context, value in zip(words.tolist(), contexts.tolist(), values.tolist(), strict=True):
             assert (word, context) not in counts
             counts[word, context] = value
     return counts
@@ -79,7 +79,7 @@ class TestObjective:
         assert [len(row["input_ids"]) for row in rows[:-1]] == [4] * (len(rows) - 1)
         cells = {}
         for row in rows:
-            for word, context, value in zip(row["input_ids"], row["context_ids"], row["cooccurrences"]):
+            for word, context, value in zip(row["input_ids"], row["context_ids"], row["cooccurrences"], strict=True):
                 words = tuple(tokenizer.convert_ids_to_tokens([int(word), int(context)]))
                 assert words not in cells
                 cells[words] = value

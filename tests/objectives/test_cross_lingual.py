@@ -59,7 +59,7 @@ def test_stream_rows_match_reference_loop(tokenizer: CtxXLMTokenizer) -> None:
         for language, text in streams.items():
             starts = range(0, len(text) - 1, length)  # a single token is not a row
             following = [*text[length::length], -100] if objective_class is StreamCausalLM else [None] * len(starts)
-            expected = [(text[start : start + length], token) for start, token in zip(starts, following)]
+            expected = [(text[start : start + length], token) for start, token in zip(starts, following, strict=True)]
             assert rows[language] == expected
 
 

@@ -29,7 +29,7 @@ def test_targets_are_tokens_after_prefix(eos_tokenizer, packing, side, monkeypat
     assert batch.keys() == causal_batch.keys()
     assert all((batch[name] == (labels if name == "labels" else causal_batch[name])).all() for name in batch)
     sequences = batch["sequence_ids"] if packing else batch["attention_mask"]
-    for labels_row, sequence_ids, prefix_mask in zip(batch["labels"], sequences, prefix_masks):
+    for labels_row, sequence_ids, prefix_mask in zip(batch["labels"], sequences, prefix_masks, strict=True):
         for number in set(sequence_ids.tolist()) - {0}:
             columns = np.flatnonzero(sequence_ids == number)
             length = int(prefix_mask[columns].sum())

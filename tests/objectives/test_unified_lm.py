@@ -124,8 +124,8 @@ def test_masked_targets(tokenizer, monkeypatch, side):
             is_token = batch["attention_mask"][number] == 1
             assert batch["input_ids"][number][is_token].tolist() == source, "the source is unchanged"
             labels, ids = batch["labels"][number].tolist(), batch["masked_target_ids"][number].tolist()
-            assert all(label in (IGNORE_INDEX, original) for label, original in zip(labels, target))
-            assert all(label != IGNORE_INDEX or new == old for label, new, old in zip(labels, ids, target))
+            assert all(label in (IGNORE_INDEX, original) for label, original in zip(labels, target, strict=True))
+            assert all(label != IGNORE_INDEX or new == old for label, new, old in zip(labels, ids, target, strict=True))
             assert sum(label != IGNORE_INDEX for label in labels) == round(0.7 * 4)
             num_ends += labels[4] == SEP
         counts.update(objective.count_batch(batch))

@@ -202,7 +202,7 @@ class TestUniforms:
 
         keys = row_hashes(5, [0, 0, 1], [0, 1, 0])
         samples = uniforms(np.repeat(keys, 9000), np.tile(np.arange(9000), 3)).reshape(3, 9000)
-        for key, row in zip(keys, samples):
+        for key, row in zip(keys, samples, strict=True):
             assert row.tolist() == list(itertools.islice(splitmix(int(key)), 9000))
 
     def test_keys_depend_on_all_arguments(self) -> None:

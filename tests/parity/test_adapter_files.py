@@ -101,7 +101,9 @@ def test_saved_files_equal_adapters_library(folder: Path, tmp_path: Path, subtes
     save_fusion(model, ["task", "task2"], tmp_path / "fusion")
     for name in names:
         save_adapter(classifier if name == "task" else model, name, tmp_path / name, with_head=name in ("lang", "task"))
-    for saved_folder in sorted(tmp_path.iterdir()):
+    saved_folders = sorted(tmp_path.iterdir())
+    assert [saved_folder.name for saved_folder in saved_folders] == sorted((*names, "fusion"))
+    for saved_folder in saved_folders:
         reference = folder / saved_folder.name
         with subtests.test(folder=saved_folder.name):
             assert {path.name for path in saved_folder.iterdir()} == {path.name for path in reference.iterdir()}

@@ -180,12 +180,17 @@ def test_new_special_token_is_added(saved, tmp_path):
 
 def test_special_token_of_none_is_omitted(saved):
     directory, base = saved
-    for name in ("cls_token", "bos_token", "eos_token"):
-        if base.templates and f"{{{name.removesuffix('_token')}}}" in base.templates[0]:
-            loaded = AutoTokenizer.from_pretrained(directory, **{name: None})
-            assert getattr(loaded, name) is None
-            assert loaded("the cat").tokens() == [t for t in base("the cat").tokens() if t != getattr(base, name)]
-            assert decoded(loaded, "the cat") == "the cat"
+    template = base.templates[0] if base.templates else ""
+    names = [
+        name for name in ("cls_token", "bos_token", "eos_token") if f"{{{name.removesuffix('_token')}}}" in template
+    ]
+    if not names:
+        pytest.skip("no special token in the template")
+    for name in names:
+        loaded = AutoTokenizer.from_pretrained(directory, **{name: None})
+        assert getattr(loaded, name) is None
+        assert loaded("the cat").tokens() == [t for t in base("the cat").tokens() if t != getattr(base, name)]
+        assert decoded(loaded, "the cat") == "the cat"
 
 
 def test_train_new_from_iterator(saved, tmp_path):

@@ -65,7 +65,7 @@ def test_layer_groups(case: Case) -> None:
     layers = [parameter_names(model, group) for group in groups[int(embeddings.requires_grad) : -1]]
     assert len(layers) == len(expected)
     final_norm = {name for name, _ in model.named_parameters() if name.startswith(f"{prefix}.encoder.final_norm.")}
-    for layer, group in zip(expected, layers):
+    for layer, group in zip(expected, layers, strict=True):
         extra = final_norm if layer == "decoder.layers.0." else set()  # the norm of the encoder, whose output it reads
         assert group == {name for name, _ in model.named_parameters() if name.startswith(f"{prefix}.{layer}")} | extra
     assert not any(".layers." in name for name in parameter_names(model, groups[-1]) if name.startswith(f"{prefix}."))
@@ -173,8 +173,10 @@ def test_gradual_unfreezing_with_trainer(tmp_path: Path) -> None:
     initial_groups = [[parameter.detach().clone() for parameter in group] for group in groups]
     training = trainer_arguments(tmp_path, max_steps=4, per_device_train_batch_size=8, learning_rate=1e-2)
     Trainer(model, training, train_dataset=rows, callbacks=[GradualUnfreezing(model, 4)]).train()  # type: ignore[arg-type]
-    for depth, (group, initial_group) in enumerate(zip(groups, initial_groups)):
-        has_changed = any(not torch.equal(parameter, value) for parameter, value in zip(group, initial_group))
+    for depth, (group, initial_group) in enumerate(zip(groups, initial_groups, strict=True)):
+        has_changed = any(
+            not torch.equal(parameter, value) for parameter, value in zip(group, initial_group, strict=True)
+        )
         assert has_changed == (depth == len(groups) - 1)
     assert list(map(id, trainable(model))) == list(map(id, trainable_before))
 

@@ -76,11 +76,11 @@ def test_penalty_values_and_gradients(tmp_path: Path, has_new_weights: bool) -> 
         expected: Any = sum(terms)
         penalty_gradients = torch.autograd.grad(expected, list(model.parameters()))
         task_gradients = [torch.randn(gradient.shape, generator=generator) for gradient in penalty_gradients]
-        for parameter, gradient in zip(model.parameters(), task_gradients):
+        for parameter, gradient in zip(model.parameters(), task_gradients, strict=True):
             parameter.grad = gradient.clone()
         logs = CallbackRun().pre_optimizer_step(method, 4.0)  # only the gradients are scaled
         assert_close(logs["anchor_loss"], expected.detach(), name)
-        for parameter, gradient, penalty in zip(model.parameters(), task_gradients, penalty_gradients):
+        for parameter, gradient, penalty in zip(model.parameters(), task_gradients, penalty_gradients, strict=True):
             assert_close(parameter.grad, gradient + 4 * penalty, name)
     if has_new_weights:
         model.base_model.embeddings.word_embeddings.weight.data[0] += 1
@@ -177,7 +177,7 @@ def test_fisher_information_is_mean_squared_gradient(tmp_path: Path) -> None:
                 F.cross_entropy(logits[row], labels), list(parameters.values()), retain_graph=True
             )
             num_examples += 1
-            for total, gradient in zip(squares.values(), gradients):
+            for total, gradient in zip(squares.values(), gradients, strict=True):
                 total += gradient**2
     for name, value in fisher.items():
         assert_close(value, squares[name] / num_examples, name)

@@ -147,14 +147,16 @@ def test_windows_cover_context_and_answer(tmp_path, tokenizer, padding_side, mon
         shared = {tuple(span) for span in first.spans} & {tuple(span) for span in second.spans}
         assert len(shared - {(-1, -1)}) == 12
 
-    answer_windows = [w for w, f in zip(encoded.origins, encoded.features) if f["start_positions"] != w.null_position]
+    answer_windows = [
+        w for w, f in zip(encoded.origins, encoded.features, strict=True) if f["start_positions"] != w.null_position
+    ]
     assert 1 <= len(answer_windows) < len(windows)
     assert task.decode(examples, encoded, oracle_outputs(encoded))[0].text == "bridge 23 times"
     assert task.decode(examples, encoded, oracle_outputs(encoded))[1].text == ""
 
     # Padding shifts the positions.
     batch = task.collator(tokenizer)(encoded.features)
-    for row, (feature, window) in enumerate(zip(encoded.features, encoded.origins)):
+    for row, (feature, window) in enumerate(zip(encoded.features, encoded.origins, strict=True)):
         start = int(batch["start_positions"][row])
         assert batch["input_ids"][row, start] == feature["input_ids"][feature["start_positions"]]
         assert bool(batch["attention_mask"][row, start])

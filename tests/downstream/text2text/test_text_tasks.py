@@ -358,11 +358,14 @@ def test_packaged_tasks_read_real_files(shared_data, name):
         examples = task.read(split)
         assert len(examples) == num_examples
         outputs = [example.target for example in examples]
-        parsed = [task.parse(example, output) for example, output in zip(examples, outputs)]
+        parsed = [task.parse(example, output) for example, output in zip(examples, outputs, strict=True)]
         if task.kind == "classification":
             assert parsed == [example.label for example in examples]
         elif task.kind == "number":
-            assert max(abs(p - example.label) for p, example in zip(parsed, examples)) <= task.round / 2 + 1e-9
+            assert (
+                max(abs(p - example.label) for p, example in zip(parsed, examples, strict=True))
+                <= task.round / 2 + 1e-9
+            )
         assert None not in parsed
 
 
