@@ -38,10 +38,10 @@ class CleaningArguments:
     dataset_split: str = flag("train", "Split of a Hub dataset or directory.")
     document_separator: Separator | None = flag(None, "End of a document in text files, as in pretrain.")
     min_words: int = flag(CleaningRules.min_words, "Minimum number of words in a line.")
-    min_sentences: int = flag(CleaningRules.min_sentences, "Fewest sentences of a document.")
+    min_sentences: int = flag(CleaningRules.min_sentences, "Minimum number of sentences in a document.")
     bad_words: str | None = flag(None, "File with one word or phrase per line; documents that contain one are removed.")
     language: str | None = flag(None, "Code of the language to keep, such as en; by default all languages.")
-    min_language_probability: float = flag(0.99, "Lowest probability of the language.")
+    min_language_probability: float = flag(0.99, "Minimum probability of the language.")
     skip_rules: list[str] = flag((), "Rules to disable.", choices=RULES.keys())
     overwrite: bool = flag(False, "Replace --output and --report if they exist.")
 

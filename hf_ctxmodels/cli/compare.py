@@ -63,7 +63,12 @@ def main() -> None:
     print_status("checking the files of the measures")
     plan.check_measures()
     comparison = Comparison(
-        plan, Path(arguments.output_dir), arguments.only or None, arguments.seeds or None, deadline, timing_seconds
+        plan,
+        Path(arguments.output_dir),
+        only=arguments.only or None,
+        seeds=arguments.seeds or None,
+        deadline=deadline,
+        timing_seconds=timing_seconds,
     )
     for family, reason in plan.excluded.items():
         print(f"excluded: {family}, since {reason}")

@@ -6,7 +6,7 @@ whose file exists is skipped. Several processes can share a directory: the proce
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -94,18 +94,17 @@ class Comparison:
         if not self.timing_seconds:
             self.timing_seconds = MINUTE if "minutes" in self.plan.budget else _SHORT_TIMING
         names = [variant.name for variant in self.plan.variants]
-        if unknown := [name for name in self.only or () if name not in names]:
-            raise CtxError(
-                f"The plan has no variant {', '.join(unknown)}.",
-                location="--only",
-                hint=f"use some of: {', '.join(names)}.",
-            )
-        if unknown_seeds := sorted(set(self.seeds or ()) - set(self.plan.seeds)):
-            raise CtxError(
-                f"The plan has no seed {', '.join(map(str, unknown_seeds))}.",
-                location="--seeds",
-                hint=f"use some of: {', '.join(map(str, self.plan.seeds))}.",
-            )
+        selections: tuple[tuple[str, str, Sequence[object], Sequence[object]], ...] = (
+            ("--only", "variant", self.only or (), names),
+            ("--seeds", "seed", self.seeds or (), self.plan.seeds),
+        )
+        for flag, kind, selection, choices in selections:
+            if unknown := [str(value) for value in selection if value not in choices]:
+                raise CtxError(
+                    f"The plan has no {kind} {', '.join(unknown)}.",
+                    location=flag,
+                    hint=f"use some of: {', '.join(map(str, choices))}.",
+                )
 
     @cached_property
     def documents(self) -> tuple[Documents, Documents]:

@@ -1,7 +1,6 @@
 """Command lines from dataclasses, with YAML recipes of defaults."""
 
 import argparse
-import os
 import re
 import sys
 import textwrap
@@ -13,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.console import is_main_process, print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import (
     REQUIRED,
@@ -102,18 +101,18 @@ def parse_arguments(
     argv = [_with_underscores(argument, names) for argument in (sys.argv[1:] if argv is None else argv)]
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--recipe")
-    recipe = finder.parse_known_args(argv)[0].recipe
+    recipe = None if {"-h", "--help"} & set(argv) else finder.parse_known_args(argv)[0].recipe
     all_flags = argv
-    if recipe is not None and not {"-h", "--help"} & set(argv):
+    if recipe is not None:
         path = find_packaged(recipe, "recipes", "recipe", "--recipe")
-        values = read_recipe(path)
-        all_flags = recipe_flags(values, names, path) + argv
+        recipe_values = read_recipe(path)
+        all_flags = recipe_flags(recipe_values, names, path) + argv
     _check_flags(all_flags, names, parser.prog)
     namespace, unknown = parser.parse_known_args(all_flags)
     if recipe is not None and (dropped := _conflicting_flags(sections, parser, namespace, argv)):
-        print_status(f"of the recipe, {', '.join(dropped)} is ignored", os.environ.get("RANK", "0") == "0")
-        values = {name: value for name, value in values.items() if f"--{name}" not in dropped}
-        namespace, unknown = parser.parse_known_args(recipe_flags(values, names, path) + argv)
+        print_status(f"of the recipe, {', '.join(dropped)} is ignored", is_main_process())
+        kept_values = {name: value for name, value in recipe_values.items() if f"--{name}" not in dropped}
+        namespace, unknown = parser.parse_known_args(recipe_flags(kept_values, names, path) + argv)
     if unknown:
         raise CtxError(
             f"Unknown arguments: {' '.join(unknown)}.", location=unknown[0], hint=f"see `{parser.prog} --help`."
@@ -130,14 +129,15 @@ def _conflicting_flags(
     sections: Sequence[Section], parser: _Parser, namespace: argparse.Namespace, argv: Sequence[str]
 ) -> list[str]:
     """Flags of a recipe that conflict with a flag of the command line, if neither has its default value."""
-    given = {argument.partition("=")[0].removeprefix("--") for argument in argv if argument.startswith("--")}
-    changed = {name for name, value in vars(namespace).items() if value != parser.get_default(name)}
-    dropped = set()
+    argv_names = {argument.partition("=")[0].removeprefix("--") for argument in argv if argument.startswith("--")}
+    non_default_names = {name for name, value in vars(namespace).items() if value != parser.get_default(name)}
+    conflicting_names: set[str] = set()
     for entry in (entry for section in sections for entry in shown_fields(section)):
         for name in entry.metadata.get("conflicts", ()):
-            if {entry.name, name} <= changed and {entry.name, name} & given:
-                dropped |= {entry.name, name} - given
-    return [f"--{name}" for name in sorted(dropped)]
+            pair = {entry.name, name}
+            if pair <= non_default_names and pair & argv_names:
+                conflicting_names |= pair - argv_names
+    return [f"--{name}" for name in sorted(conflicting_names)]
 
 
 def _check_flags(argv: Sequence[str], names: Collection[str], program: str) -> None:

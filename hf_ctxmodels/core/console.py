@@ -1,6 +1,7 @@
 """What commands write to stderr: status lines, progress bars and errors; and the format of numbers."""
 
 import gc
+import os
 import shlex
 import sys
 import time
@@ -39,6 +40,11 @@ class ReportTimer:
     def is_due(self) -> bool:
         """Whether the interval has passed."""
         return time.perf_counter() >= self._due
+
+
+def is_main_process() -> bool:
+    """Whether this is the only or the first process of a launcher, before `accelerate` is initialized."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def print_status(line: str, enabled: bool = True) -> None:

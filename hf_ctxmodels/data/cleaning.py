@@ -56,9 +56,9 @@ class CleaningRules:
     A rule sees the lines that the rules before it have left, and a rule for documents ends the document at once.
 
     Attributes:
-        skip: Names of `RULES` that are switched off; "bad_words" and "language" are off without a list or a language.
+        skip: Names of `RULES` that are disabled; "bad_words" and "language" are off without a list or a language.
         min_words: Minimum number of words in a line.
-        min_sentences: Fewest sentences of a document, before and after duplicates are removed.
+        min_sentences: Minimum number of sentences in a document, before and after duplicates are removed.
         max_word_length: Longest word in characters.
         bad_words: Words or phrases; they match without regard to case, but not within words.
         is_in_language: Tells whether a text is in the language, see `LanguageFilter`.

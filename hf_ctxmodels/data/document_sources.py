@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.console import is_main_process, print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.core.loading import read_utf8, require_existing_path
@@ -286,19 +286,20 @@ def _document_readers(
 ) -> list[SizedReader]:
     """The readers of files; a guessed separator of text files other than blank lines, and a large file that has one
     part, are printed."""
-    is_main_process = os.environ.get("RANK", "0") == "0"
     texts = [file for file in files if document_suffix(file.path) == ".txt"]
     if separator is None and texts:
         with suppress(CtxError):  # a file that cannot be read: an error of the first iteration
             separator = guess_separator(texts, is_directory)
         if separator in ("line", "file"):
-            print_status(f"{name}: each {separator} is a document; --document_separator changes this", is_main_process)
+            print_status(
+                f"{name}: each {separator} is a document; --document_separator changes this", is_main_process()
+            )
     large_files = [file.path for file in files if compression_suffix(file.path) and (file.size or 0) > 8 * PART_BYTES]
     if large_files:
         line = (
             f"{file_name(large_files[0])} is compressed and large: one process reads it; split it to read in parallel"
         )
-        print_status(line, is_main_process)
+        print_status(line, is_main_process())
     read_range = partial(read_file, columns=columns, separator=separator or "blank")
     return _group_files(files, read_range, has_ranges=separator != "file")
 

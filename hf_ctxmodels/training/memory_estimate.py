@@ -231,14 +231,13 @@ def estimate_memory(arguments: PretrainingArguments, loop_arguments: LoopArgumen
 def largest_batch(objective: Objective, size: int) -> dict[str, Any]:
     """The longest of several batches of the package's text, collated."""
     num_examples = 4 * size
-    examples = ExampleSet.build(
-        islice(objective.examples(_documents(2 * num_examples * objective.max_length)), num_examples)
-    )
+    documents = _demo_documents(num_words=2 * num_examples * objective.max_length)
+    examples = ExampleSet.build(islice(objective.examples(documents), num_examples))
     order = sorted(range(len(examples)), key=lambda index: len(examples[index]["input_ids"]))
     return objective.collate([examples[index] for index in order[-size:]])
 
 
-def _documents(num_words: int) -> Iterator[list[str]]:
+def _demo_documents(num_words: int) -> Iterator[list[str]]:
     """Documents of the package's text, repeated, with at least this number of words."""
     for document in cycle(load_documents("demo")):
         if num_words <= 0:

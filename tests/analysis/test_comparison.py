@@ -90,9 +90,8 @@ def test_predictions_ignore_masked_words(family: str, position: int):
         with torch.no_grad():
             model.get_input_embeddings().weight[tokenizer.mask_token_id] += 10
         after = predict_tokens(model, tokenizer, "<mask> cat <mask> the bridge", [0, 2])
-        for first, second in zip(
-            before, after, strict=True
-        ):  # except the mask token itself: its embedding is tied to the output
+        # except the mask token itself: its embedding is tied to the output
+        for first, second in zip(before, after, strict=True):
             others = torch.arange(len(first)) != tokenizer.mask_token_id
             torch.testing.assert_close(first[others].log_softmax(0), second[others].log_softmax(0))
 

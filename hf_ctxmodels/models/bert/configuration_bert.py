@@ -83,9 +83,9 @@ def _distilbert_head_dropout(fields: Mapping[str, Any]) -> float | None:
     architecture = next(iter(fields.get("architectures") or ()), "")
     if architecture.endswith("ForTokenClassification"):
         return None
-    is_reader = architecture.endswith("ForQuestionAnswering")
-    name, default = ("qa_dropout", 0.1) if is_reader else ("seq_classif_dropout", 0.2)
-    return fields.get(name, default)
+    if architecture.endswith("ForQuestionAnswering"):
+        return fields.get("qa_dropout", 0.1)
+    return fields.get("seq_classif_dropout", 0.2)
 
 
 def has_distilbert_class(config: PreTrainedConfig, model_class: str, has_pooler: bool) -> bool:

@@ -96,7 +96,7 @@ NETWORK_OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def assets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with a tiny BERT and GloVe and the data files of each task."""
-    folder = tmp_path_factory.mktemp("assets_dir")
+    folder = tmp_path_factory.mktemp("assets")
     texts = [" ".join((*NAMES, *VERBS, *PLACES, "a small today what did see she he it slept ."))] * 10
     for name in ("bert", "glove"):
         family = FAMILIES[name]
