@@ -184,19 +184,24 @@ class FamilySpec:
 
 
 def encoder_size(width: int, layers: int, heads: int) -> dict[str, Any]:
-    """Return the configuration fields of a Transformer with a feed-forward layer of four times the hidden size.
-
-    The published standard deviation of the initialization, 0.02, is for a width of 768 and more. In narrower models it
-    is proportional to width ** -0.5, so that the variance of a linear layer's outputs does not depend on the width (as
-    in Glorot & Bengio 2010, section 4.2); `model_cards/experiments/defaults.md` compares both.
-    """
+    """Return the configuration fields of a Transformer with a feed-forward layer of four times the hidden size."""
     return {
         "hidden_size": width,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "intermediate_size": 4 * width,
-        "initializer_range": max(0.02, round(0.02 * (768 / width) ** 0.5, 3)),
+        "initializer_range": initializer_range_for_width(width),
     }
+
+
+def initializer_range_for_width(width: int) -> float:
+    """The default standard deviation of the initialization of a Transformer.
+
+    The published value, 0.02, is for a width of 768 and more. In narrower models it is proportional to width ** -0.5,
+    so that the variance of a linear layer's outputs does not depend on the width (as in Glorot & Bengio 2010, section
+    4.2); `model_cards/experiments/defaults.md` compares both.
+    """
+    return max(0.02, round(0.02 * (768 / width) ** 0.5, 3))
 
 
 SMALL_SIZES: dict[str, dict[str, Any]] = {

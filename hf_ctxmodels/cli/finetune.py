@@ -123,7 +123,7 @@ def run(
     print(f"{len(tuned.training):,} training and {len(tuned.validation):,} validation examples")
     print(f"model, tokenizer, log and summary saved in {output}" + (f", {file}" if file else ""))
     summary.print_warnings()
-    use = ["generate" if tuned.task.is_generative else "predict", "--model", output, "--input", "FILE"]
-    if not tuned.task.is_generative and tuned.task.arguments.text_columns is not None:
+    use = ["predict", "--model", output, "--input", "FILE"]
+    if tuned.task.arguments.text_columns is not None:
         use += ["--text_columns", tuned.task.arguments.text_columns]
     print(format_next_commands(use, ("push", "--model", output, "--repo_id", "ORGANIZATION/NAME")))

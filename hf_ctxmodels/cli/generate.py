@@ -30,6 +30,7 @@ from hf_ctxmodels.core.generation import LanguagePair
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.document_sources import load_documents
 from hf_ctxmodels.data.documents import NewsArticle
+from hf_ctxmodels.data.files import file_suffix
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.tasks.base import repeated_prediction
@@ -390,7 +391,14 @@ def generation_head(config: PreTrainedConfig) -> str:
 
 
 def _read_texts(file: str) -> list[str]:
-    """The stripped lines of a file; raises CtxError if it has none."""
+    """The stripped lines of a file; raises CtxError if it has none, or is a table."""
+    if (suffix := file_suffix(file)) in (".csv", ".tsv", ".jsonl"):
+        raise CtxError(
+            f"A {suffix} file is a table; expected a file with one text per line.",
+            location=file,
+            hint="use `hf-ctxmodels predict`, which reads sources and targets from columns, or write the texts to a "
+            ".txt file.",
+        )
     lines = [line.strip() for line in read_lines(file)]
     if not lines:
         raise CtxError("The file is empty.", location=file, hint="use a file with one text per line.")

@@ -1,4 +1,4 @@
-"""Predict labels, numbers, tags of words, answers, choices or ranks for the examples of a file.
+"""Predict labels, numbers, tags of words, answers, choices, ranks or target texts for the examples of a file.
 
     hf-ctxmodels predict --model runs/reviews-classifier --input new_reviews.txt
     hf-ctxmodels predict --model runs/squad --input questions.jsonl --output answers.jsonl
@@ -15,6 +15,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig
+
 from hf_ctxmodels.cli.generate import generation_head
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status
@@ -23,9 +25,10 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.files import check_file
+from hf_ctxmodels.data.table_files import has_labels
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.multitask.task_list import KINDS
-from hf_ctxmodels.downstream.tasks import QuestionAnswering, TaskArguments
+from hf_ctxmodels.downstream.tasks import QuestionAnswering, Seq2Seq, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import check_unused_arguments
 from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.downstream.tasks.text_metrics import NormalizedReferences
@@ -38,11 +41,12 @@ from hf_ctxmodels.downstream.text2text.text_to_text import (
 )
 from hf_ctxmodels.inference.generation import generate_texts
 from hf_ctxmodels.inference.prediction import Predictor
+from hf_ctxmodels.training.model_loading import load_config
 
 _SCREEN_DIGITS, _FILE_DIGITS = 4, 6  # significant digits
 _TASK_FLAGS = (
     *("text_columns", "label_column", "choice_columns", "doc_stride", "max_answer_length", "head_column"),
-    *("both_orders", "max_target_length", "num_beams"),
+    *("both_orders", "max_target_length", "num_beams", "target_language", "metrics"),
 )
 
 
@@ -106,6 +110,8 @@ def main() -> None:
         results = [dict(zip(results_by_task, row, strict=True)) for row in rows]
     elif arguments.text_task is not None:
         results, score_lines = _predict_texts(arguments, task_arguments, placement)
+    elif _has_seq2seq_head(load_config(arguments.model)):
+        results, score_lines = _predict_targets(arguments, task_arguments, placement)
     else:
         options = {name: getattr(arguments, name) for name in ("task", "task_name", "max_length")}
         predictor = Predictor.open(arguments.model, task_arguments, **options)
@@ -136,6 +142,47 @@ def _predict(
 
 def _score_lines(scores: dict[str, float], is_percentage: bool) -> list[str]:
     return [f"{name:<24}{value:>13.4f}  {metric_range(name, is_percentage)}" for name, value in scores.items()]
+
+
+def _has_seq2seq_head(config: PreTrainedConfig) -> bool:
+    """Whether the saved model has the head of AutoModelForSeq2SeqLM, and not, for example, of a classifier."""
+    if type(config) not in AutoModelForSeq2SeqLM._model_mapping:
+        return False
+    return AutoModelForSeq2SeqLM._model_mapping[type(config)].__name__ in (config.architectures or ())
+
+
+def _predict_targets(
+    arguments: PredictionArguments, task_arguments: TaskArguments, placement: DeviceArguments
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The generated target of each source, and lines of metrics as `_predict`."""
+    if arguments.task not in (None, Seq2Seq.name) or arguments.task_name is not None:
+        flag_name = "task" if arguments.task_name is None else "task_name"
+        raise CtxError("The model's head is for the task seq2seq.", location=f"--{flag_name}", hint="remove it.")
+    task = Seq2Seq(task_arguments)
+    task.check_unused_arguments()
+    is_labeled = has_labels(arguments.input, task_arguments.label_column or "target")
+    examples = task.read_file(arguments.input) if is_labeled else task.read_unlabeled(arguments.input)
+    model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModelForSeq2SeqLM.__name__)
+    placement.place(model)
+    print_status(f"{type(model).__name__} predicts {len(examples):,} examples")
+    predictions = generate_texts(
+        model,
+        tokenizer,
+        [example.source for example in examples],
+        locations=[example.location for example in examples],
+        max_new_tokens=task_arguments.max_target_length,
+        max_length=arguments.max_length,
+        batch_size=arguments.per_device_batch_size,
+        language=task_arguments.target_language,
+        num_beams=task_arguments.num_beams,
+        progress=True,
+    )
+    results = [
+        {"source": example.source, "prediction": prediction}
+        for example, prediction in zip(examples, predictions, strict=True)
+    ]
+    print_status("no score: the file has no targets", not is_labeled)
+    return results, _score_lines(task.score(examples, predictions) if is_labeled else {}, task.is_percentage)
 
 
 def _predict_texts(

@@ -10,7 +10,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.constants import HF_HUB_CACHE
+from httpx2 import TransportError
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.file_download import repo_folder_name
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
@@ -80,26 +82,41 @@ def check_json_type(value: Any, annotation: Mapping[str, Any], *, location: str,
 def require_existing_path(
     source: str | PathLike[str], repo_type: str = "model", message: str = "There is no such directory."
 ) -> None:
-    """Raise CtxError if a source that looks like a path does not exist, instead of a request to the Hub.
+    """Raise CtxError if a source is neither a path nor the id of a repository on the Hub.
 
     A name with one slash, as in "runs/bert", is a path if its parent directory exists, unless it is the Hub id of a
-    repository in the cache.
+    repository in the cache. For other names that are not in the cache, one request shows whether the Hub answers,
+    since the libraries repeat a request without connection for half a minute.
     """
     text, path = str(source), Path(source)
     is_path = isinstance(source, Path) or text.startswith((".", "~", "/")) or text.endswith("/") or text.count("/") > 1
-    has_parent = "/" in text and path.parent.is_dir()
-    if path.exists() or not (is_path or has_parent):
+    if path.exists():
         return
-    if not is_path and Path(HF_HUB_CACHE, repo_folder_name(repo_id=text, repo_type=repo_type)).is_dir():
+    if not is_path and Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=text, repo_type=repo_type)).is_dir():
         return
-    names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
-    similar = " or ".join(str(path.with_name(name)) for name in difflib.get_close_matches(path.name, names))
-    download = "" if is_path else f"; if it is a Hub id, download it first: hf download {text}"
-    raise CtxError(
-        message,
-        location=text,
-        hint=(f"did you mean {similar}? " if similar else "") + f"check the path{download}.",
-    )
+    if is_path or ("/" in text and path.parent.is_dir()):
+        names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
+        similar = " or ".join(str(path.with_name(name)) for name in difflib.get_close_matches(path.name, names))
+        download = "" if is_path else f"; if it is a Hub id, download it first: hf download {text}"
+        hint = (f"did you mean {similar}? " if similar else "") + f"check the path{download}."
+    elif constants.HF_HUB_OFFLINE or _hub_answers(text, repo_type):
+        return
+    else:
+        message = message.removesuffix(".") + ", and the Hub cannot be reached."
+        hint = (
+            "check the path; if it is a Hub id, check the connection, or download it elsewhere and pass its directory."
+        )
+    raise CtxError(message, location=text, hint=hint)
+
+
+def _hub_answers(repo_id: str, repo_type: str) -> bool:
+    try:
+        HfApi().repo_info(repo_id, repo_type=repo_type, timeout=10)
+    except TransportError:
+        return False
+    except (HfHubHTTPError, ValueError):  # such as a private repository, about which the libraries raise clear errors
+        return True
+    return True
 
 
 def load_pretrained(auto_class: Any, source: str | PathLike[str] | None, description: str, **options: Any) -> Any:

@@ -1,10 +1,11 @@
 """Model cards: a template filled from a saved model and the summary of its training run, without local paths."""
 
 import dataclasses
+import json
 import math
 import re
 import shlex
-from importlib.metadata import PackageNotFoundError, metadata
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -116,13 +117,21 @@ def results_table(summary: TrainingSummary) -> list[list[str]]:
 
 
 def install_command() -> str:
-    """The command that installs the package: from the repository in its metadata, else from a wheel or checkout."""
+    """The command that installs the package from where it was installed here (PEP 610): a package index, a git
+    repository or a URL. For local files it is the repository in the package's metadata, else a placeholder."""
     try:
-        urls = metadata("hf_ctxmodels").get_all("Project-URL") or []
+        package = distribution("hf_ctxmodels")
     except PackageNotFoundError:
-        urls = []
-    repositories = [url for name, _, url in (entry.partition(", ") for entry in urls) if name == "Repository"]
-    return f"pip install git+{repositories[0]}" if repositories else _INSTALL_FROM_FILES
+        return _INSTALL_FROM_FILES
+    source = json.loads(package.read_text("direct_url.json") or "null")
+    if source is None:
+        return f'pip install "hf_ctxmodels>={package.version}"'
+    if "vcs_info" in source:
+        return f"pip install {source['vcs_info']['vcs']}+{source['url']}@{source['vcs_info']['commit_id']}"
+    if not source["url"].startswith("file:"):
+        return f"pip install {source['url']}"
+    urls = (entry.partition(", ") for entry in package.metadata.get_all("Project-URL") or [])
+    return next((f"pip install git+{url}" for name, _, url in urls if name == "Repository"), _INSTALL_FROM_FILES)
 
 
 def auto_class_of(family: FamilySpec, config: PreTrainedConfig) -> tuple[str, str]:

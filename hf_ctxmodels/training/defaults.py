@@ -11,9 +11,9 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flat_options, parse_choice
+from hf_ctxmodels.core.flags import flat_options, non_default_fields, parse_choice
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.spec import TrainingDefaults
+from hf_ctxmodels.spec import TrainingDefaults, initializer_range_for_width
 from hf_ctxmodels.training.arguments import (
     OPTIMIZERS,
     AdafactorOptions,
@@ -151,13 +151,21 @@ def describe_defaults(
     elif family_defaults(config).num_train_epochs is None:
         length += f" ({TOKENS_PER_PARAMETER} tokens per parameter, at most {MAX_PRETRAINING_EPOCHS} epochs)"
     chosen = []
+    initializer_range = initializer_range_for_width(width)
+    if not config.name_or_path and getattr(config, "initializer_range", None) == initializer_range:  # new weights
+        chosen.append(f"initializer_range {initializer_range:g} (width {width})")
+    options = flat_options(resolved)
     if arguments.optimizer is None:
-        chosen.append(str(flat_options(resolved)["optimizer"]))
+        chosen.append(str(options["optimizer"]))
     if arguments.learning_rate is None and resolved.optimizer is not None:
         rate, is_by_size = _default_rate(resolved, resolved.optimizer, config)
         chosen.append(f"learning rate {rate:g}" + (f" (width {width}, {layers} layers)" if is_by_size else ""))
     if arguments.warmup_steps is None:
-        chosen.append(f"{resolved.warmup(total_steps):,} steps of warm-up")
+        warmup = resolved.warmup(total_steps)
+        share = f" ({100 * warmup / total_steps:.0f}%)" if warmup else ""
+        chosen.append(f"{warmup:,} steps of warm-up{share}")
+    if "lr_scheduler" not in non_default_fields(arguments):
+        chosen.append(f"{options['lr_scheduler']} schedule")
     if arguments.max_steps is None and arguments.num_train_epochs is None:
         chosen.append(length)
     return f"defaults: {', '.join(chosen)}" if chosen else ""

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from commands import command_output, run_command, save, tiny_pair
+from httpx2 import ConnectError
+from huggingface_hub import HfApi, constants
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer
 
@@ -131,8 +133,25 @@ def test_hub_ids_and_missing_paths(workspace, tmp_path, monkeypatch):
     (tmp_path / "models--runs--bert").mkdir()
     with pytest.raises(CtxError, match="if it is a Hub id, download it first: hf download runs/bert"):
         require_existing_path("runs/bert")
-    monkeypatch.setattr("hf_ctxmodels.core.loading.HF_HUB_CACHE", tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", tmp_path)
     require_existing_path("runs/bert")
+
+
+def test_unreachable_hub_is_asked_once(tmp_path, monkeypatch, capsys):
+    """A missing directory is an error without the half minute of retries, if its parent directory is missing, too."""
+    requests = []
+
+    def refuse(api, repo_id, **options):
+        requests.append(repo_id)
+        raise ConnectError("refused")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(HfApi, "repo_info", refuse)
+    (tmp_path / "texts.txt").write_text("one text\n")
+    assert run_command("predict", model="runs/bret", input="texts.txt") == 2
+    assert "no such directory, and the Hub cannot be reached" in capsys.readouterr().err
+    assert requests == ["runs/bret"]
 
 
 def test_resume_flag_values():

@@ -168,6 +168,29 @@ def test_multitask_model(tmp_path: Path) -> None:
         Predictor.open(str(folder))
 
 
+def test_targets_of_encoder_decoder(tmp_path: Path) -> None:
+    """Predictions for a table equal `generate` for each source; targets give the metrics of fine-tuning."""
+    folder = save_model(tmp_path / "model", "bart", "AutoModelForSeq2SeqLM")
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
+    printed = command_output("generate", model=folder, input=tmp_path / "texts.txt", max_new_tokens=8)
+    options = {"max_target_length": 8}
+    results = predict(folder, tmp_path / "texts.txt", **options)
+    assert [result["source"] for result in results] == TEXTS
+    assert [result["prediction"] for result in results] == printed.splitlines()[: len(TEXTS)]
+    rows = [{"question": text, "answer": result["prediction"]} for text, result in zip(TEXTS, results, strict=True)]
+    rows[0]["answer"] = "other words"
+    (tmp_path / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    columns = {"text_columns": "question", "label_column": "answer", "metrics": "exact_match"}
+    labeled, scores = predict_and_score(folder, tmp_path / "pairs.jsonl", **columns, **options)
+    assert labeled == results
+    assert scores["exact_match"] == 0.75
+    error = command_output("generate", model=folder, input=tmp_path / "pairs.jsonl", fails=True)
+    assert "is a table" in error
+    assert "hf-ctxmodels predict" in error
+    error = command_output("predict", model=folder, input=tmp_path / "texts.txt", task="regression", fails=True)
+    assert "the task seq2seq" in error
+
+
 def test_invalid_models_and_flags(tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     file = {"input": tmp_path / "texts.txt"}
@@ -175,7 +198,7 @@ def test_invalid_models_and_flags(tmp_path: Path) -> None:
         save_model(tmp_path / auto_class, family, auto_class)
         for family, auto_class in (
             ("bert", "AutoModel"),
-            ("t5", "AutoModelForSeq2SeqLM"),
+            ("gpt2", "AutoModelForCausalLM"),
             ("bert", "AutoModelForSequenceClassification"),
         )
     )

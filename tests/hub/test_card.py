@@ -1,7 +1,9 @@
 """The model card describes the training run, and its metadata is valid on the Hub."""
 
+import json
 import shutil
 import sys
+from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from huggingface_hub import ModelCard
 from zoo import ARCHETYPE_FAMILIES, pretraining_auto_class
 
 from hf_ctxmodels.hub import loss_curve_png, model_card
+from hf_ctxmodels.hub.card import install_command
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.summary import TrainingSummary
 
@@ -34,7 +37,7 @@ def test_card_contains_training_summary(saved_model: Path, family: FamilySpec) -
         family.paper,
     ):
         assert fact in text, fact
-    assert "pip install PATH_OR_URL" in text, "no package index has the package"
+    assert f"\n{install_command()}\n" in text
     assert "{{" not in text
     assert "None" not in text
     assert metadata_errors(text) == []
@@ -45,6 +48,27 @@ def test_card_contains_training_summary(saved_model: Path, family: FamilySpec) -
     tags |= {"AutoModelForSequenceClassification": "text-classification"} if not family.objectives else {}
     expected = next((tag for name, tag in tags.items() if name in family.models), "feature-extraction")
     assert reloaded.data.pipeline_tag == expected
+
+
+@pytest.mark.parametrize(
+    ("direct_url", "expected"),
+    [
+        (None, 'pip install "hf_ctxmodels>=9.8.7"'),
+        (
+            {"url": "https://host/zoo.git", "vcs_info": {"vcs": "git", "commit_id": "abc123"}},
+            "pip install git+https://host/zoo.git@abc123",
+        ),
+        ({"url": "https://host/zoo.whl", "archive_info": {}}, "pip install https://host/zoo.whl"),
+        ({"url": "file:///home/user/zoo", "dir_info": {"editable": True}}, "pip install PATH_OR_URL"),
+    ],
+)
+def test_install_command_by_source_of_package(direct_url, expected, tmp_path, monkeypatch) -> None:
+    """The card of a model does not contain the local path of the package."""
+    (tmp_path / "METADATA").write_text("Metadata-Version: 2.4\nName: hf_ctxmodels\nVersion: 9.8.7\n")
+    if direct_url is not None:
+        (tmp_path / "direct_url.json").write_text(json.dumps(direct_url))
+    monkeypatch.setattr("hf_ctxmodels.hub.card.distribution", lambda name: PathDistribution(tmp_path))
+    assert install_command().partition("  #")[0] == expected
 
 
 @few_families

@@ -65,7 +65,11 @@ def test_default_steps_by_parameters_and_examples(workspace, pretraining_setup, 
     expected = min(tokens_by_rule, 4 * tokens_per_epoch) / tokens_per_epoch * examples / 64
     assert result.steps == pytest.approx(expected, rel=0.1)
     line = next(line for line in capfd.readouterr().err.splitlines() if line.startswith("defaults:"))
-    assert all(text in line for text in ("learning rate", "warm-up", f"{result.steps} steps", "width 32"))
+    assert all(
+        text in line
+        for text in ("learning rate", "warm-up", f"{result.steps} steps", "width 32", "(10%)", "linear schedule")
+    )
+    assert "initializer_range" not in line, "the test sets another value"
 
 
 def test_dry_run_saves_nothing(workspace, tmp_path, capfd, monkeypatch) -> None:

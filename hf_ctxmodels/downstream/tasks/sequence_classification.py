@@ -3,13 +3,15 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
+from accelerate import PartialState
 from scipy.special import softmax
 from transformers import DataCollatorForMultipleChoice, PreTrainedConfig, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.demo_corpus import demo_file
 from hf_ctxmodels.data.table_files import Row, parse_number, read_table, read_texts, require_labels
@@ -143,7 +145,18 @@ class SequenceClassification(_SequenceTask, LabeledTask[SequenceExample]):
                 location=location,
                 hint="correct the line, or pass another --label_column.",
             )
-        return str(value).strip()
+        return str(value)
+
+    def _examples(self, rows: Sequence[Row]) -> list[SequenceExample]:
+        """The examples, whose labels are stripped of whitespace, with a warning if there was any."""
+        examples = super()._examples(rows)
+        if padded := [example for example in examples if example.label != example.label.strip()]:
+            print_status(
+                f"warning: {len(padded):,} labels have whitespace around them, such as {padded[0].label!r} in "
+                f"{padded[0].location}; it is ignored",
+                PartialState().is_main_process,
+            )
+        return [replace(example, label=example.label.strip()) for example in examples]
 
     def _placeholder_label(self) -> str:
         return self.labels[0]

@@ -32,6 +32,15 @@ def test_tables_are_read(tmp_path, name, text, expected):
     assert [row.values for row in rows] == expected
 
 
+def test_whitespace_around_labels_is_reported(tmp_path, capsys):
+    file = write_file(tmp_path / "a.csv", "text,label\nx,a\ny,a \nz,b\n")
+    examples = make_task("sequence-classification").read_file(str(file))
+    assert [example.label for example in examples] == ["a", "a", "b"]
+    errors = capsys.readouterr().err
+    assert "1 labels" in errors
+    assert f"'a ' in {file}:3" in errors
+
+
 def test_rows_have_line_numbers(tmp_path):
     file = write_file(tmp_path / "a.csv", 'text\n"one\ntwo"\nthree\n')
     assert [row.location for row in read_table(file, ["text"])] == [f"{file}:2", f"{file}:4"]
