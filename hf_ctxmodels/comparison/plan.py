@@ -24,7 +24,7 @@ from hf_ctxmodels.training.pretraining import PretrainingArguments
 BUDGETS = ("words", "flops", "minutes")
 PLAN_KEYS = (
     *("dataset", "validation_fraction", "vocab_size", "word_vocab_size", "tokenizer_bytes", "budget", "checkpoints"),
-    *("seeds", "pretraining", "families", "variants", "measures", "accelerate"),
+    *("seeds", "pretraining", "families", "variants", "contrasts", "measures", "accelerate"),
 )
 _VARIANT_KEYS = ("family", "recipe")
 # flags of pretrain that the plan sets
@@ -96,6 +96,7 @@ class Plan:
         budget: Kind of budget (words, flops, minutes) -> its size; each kind has separate runs.
         checkpoints: Number of evaluated checkpoints of a run, each at twice the steps of the previous one, in addition
             to the initial weights.
+        contrasts: Description -> two variants, whose differences with the same seed are a table.
         excluded: Family -> why it is not compared.
         accelerate: Flags of `accelerate launch`; None to start pretrain directly.
     """
@@ -109,6 +110,7 @@ class Plan:
     checkpoints: int = 4
     seeds: list[int] = field(default_factory=lambda: [0])
     variants: list[Variant]
+    contrasts: dict[str, tuple[str, str]] = field(default_factory=dict)
     excluded: dict[str, str] = field(default_factory=dict)
     measures: list[Measure]
     accelerate: dict[str, str] | None = None
@@ -220,6 +222,7 @@ def read_plan(file: str | Path, folder: str | Path = ".") -> Plan:
         location = root.location("validation_fraction")
         raise CtxError("The held-out fraction is between 0 and 1.", location=location, hint="use, for example, 0.02.")
     plan.variants, plan.excluded = _read_variants(root, path)
+    plan.contrasts = _read_contrasts(root, [variant.name for variant in plan.variants])
     return plan
 
 
@@ -291,6 +294,24 @@ def _read_variants(root: YamlMapping, path: Path) -> tuple[list[Variant], dict[s
     if not order:
         raise CtxError("The plan has no family.", location=path, hint="add `families: all`, or a list of families.")
     return [_make_variant(name, options[name], shared, root, path) for name in order], excluded
+
+
+def _read_contrasts(root: YamlMapping, variants: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """The contrasts of the plan; raises CtxError for an entry that is not a list of two variants."""
+    if "contrasts" not in root.nodes:
+        return {}
+    mapping = root.mapping("contrasts", "the contrasts")
+    contrasts = {}
+    for description in mapping.nodes:
+        names = mapping.text(description)
+        if not (isinstance(names, list) and len(names) == 2 and set(names) <= set(variants)):
+            raise CtxError(
+                f"Expected a list of two variants, got {names}.",
+                location=mapping.location(description, "contrasts."),
+                hint=f"use two of: {', '.join(variants)}.",
+            )
+        contrasts[description] = names[0], names[1]
+    return contrasts
 
 
 @contextmanager

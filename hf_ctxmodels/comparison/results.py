@@ -90,6 +90,7 @@ def budget_result(
         notes.append(f"Infinite or not a number, and left out: {'; '.join(non_finite)}.")
     tables = [
         result_table(plan, title, metrics, variants, scores, baselines, " ".join(notes)),
+        *contrast_tables(plan, f"{title}, differences", metrics, [r for r in records if r.budget == budget]),
         initial_table(plan, f"{title}, random weights", metrics, variants, scores),
         cost_table(f"{title}, costs", variants, scores),
     ]
@@ -157,6 +158,46 @@ def result_table(
         note=f"{seeds}Empty cells: the measure is not defined for the family, or not finished. Probes and senses: the "
         f"best layer. {notes}",
     )
+
+
+def contrast_tables(plan: Plan, title: str, metrics: dict[str, list[str]], records: Sequence[Record]) -> list[Table]:
+    """A table of the differences between two variants at their last checkpoints; none without contrasts that have a
+    finished run of both variants with the same seed."""
+    final: dict[tuple[str, str, str], dict[int | None, float]] = defaultdict(dict)  # seed -> score
+    for record in sorted(records, key=lambda record: record.step or 0):
+        final[record.variant, record.measure, record.metric][record.seed] = record.value
+    columns = [
+        (measure, metric)
+        for measure, names in metrics.items()
+        for metric in names
+        if metric in (names[0], "selectivity")
+    ]
+    rows = {}
+    for description, pair in plan.contrasts.items():
+        cells = []
+        for column in columns:
+            first, second = (final[name, *column] for name in pair)
+            cells.append(_difference_text([first[seed] - second[seed] for seed in first if seed in second]))
+        if any(cells):
+            rows[f"{description}: {pair[0]} - {pair[1]}"] = cells
+    if not rows:
+        return []
+    note = (
+        "Mean difference of the scores of both variants with the same seed, and the lowest and the highest difference. "
+        "An asterisk marks differences of at least three seeds that all have the same sign."
+    )
+    names = [measure if metric == metrics[measure][0] else f"{measure}, {metric}" for measure, metric in columns]
+    return [Table(title, names, list(rows), list(rows.values()), note=note)]
+
+
+def _difference_text(differences: Sequence[float]) -> str | None:
+    """The mean of the differences, and their range if there are several."""
+    if not differences:
+        return None
+    text, low, high = f"{mean(differences):+.3f}", min(differences), max(differences)
+    if len(differences) > 1:
+        text += f" [{low:+.3f}, {high:+.3f}]"
+    return text + ("*" if len(differences) >= 3 and low * high > 0 else "")
 
 
 def initial_table(

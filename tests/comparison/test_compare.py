@@ -31,6 +31,8 @@ pretraining: {config: tiny, max_length: 32, per_device_batch_size: 8}
 families: [gpt2]
 variants:
   cbow: {family: word2vec, objective: cbow}
+contrasts:
+  attention and windows: [gpt2, cbow]
 measures:
   agreement: {kind: pairs, files: pairs.txt, unigram_words: 3000}
   rated: {kind: similarity, file: rated.tsv, columns: [first, second, score], checkpoints: last}
@@ -98,7 +100,7 @@ def test_results_of_all_runs(finished_dir):
 
 def test_tables_and_report(finished_dir):
     table = (finished_dir / "table.md").read_text()
-    for row in ("gpt2", "cbow", "random weights, mean", "frequency", "chance"):
+    for row in ("gpt2", "cbow", "attention and windows: gpt2 - cbow", "random weights, mean", "frequency", "chance"):
         assert re.search(rf"^\| {row}", table, re.M), row
     page = (finished_dir / "report.html").read_text()
     assert "agreement (accuracy) by words" in page

@@ -9,8 +9,8 @@ from commands import save, tiny_pair
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.comparison.measures import MeasuredCheckpoint, PretrainingLoss
 from hf_ctxmodels.comparison.plan import exclusion_reason, read_plan
-from hf_ctxmodels.comparison.results import write_results
-from hf_ctxmodels.comparison.runner import Comparison, measure_digest
+from hf_ctxmodels.comparison.results import contrast_tables, write_results
+from hf_ctxmodels.comparison.runner import Comparison, Record, measure_digest
 from hf_ctxmodels.comparison.sizing import RunSize, checkpoint_steps, measure_size
 from hf_ctxmodels.core.command_line import packaged_folder
 from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation
@@ -92,6 +92,8 @@ def test_runs_are_ordered_by_seed(folder):
         ("vocab_size: 300", "vocab_size: 300\naccelerate: {config_file: gpus.yaml}", "There is no file gpus.yaml"),
         ("vocab_size: 300", "vocab_size: 300\naccelerate: 2", "accelerate is not a mapping"),
         ("[0, 1]", "[0, 0]", "Expected different seeds"),
+        ("[0, 1]", "[0, 1]\ncontrasts: {vectors: [bert, glov]}", "Expected a list of two variants, got .*glov"),
+        ("[0, 1]", "[0, 1]\ncontrasts: {vectors: bert}", "Expected a list of two variants, got bert"),
         ("[0, 1]", "[0, a]", "Expected different seeds"),
         ("text.txt", "texts/*.txt", "texts"),
     ],
@@ -101,6 +103,22 @@ def test_invalid_plan_raises(folder, old, new, message):
     with pytest.raises(CtxError, match=f"(?s){message}") as error:
         read_plan_text(folder, PLAN.replace(old, new))
     assert error.value.location is not None
+
+
+def test_contrasts_are_differences_of_equal_seeds(folder):
+    text = PLAN.replace("[0, 1]", "[0, 1, 2]\ncontrasts: {objectives: [bert-mlm, bert], vectors: [bert, glove]}")
+    scores = {"bert-mlm": (0.75, 0.5, 1.0), "bert": (0.5, 0.375, 0.5), "glove": (0.5, 0.25)}
+    records = [
+        Record(variant, None, "words", seed, step, None, None, "zorro", "accuracy", value if step else 0.0, "")
+        for step in (9, 0)
+        for variant, values in scores.items()
+        for seed, value in enumerate(values)
+    ]
+    (table,) = contrast_tables(read_plan_text(folder, text), "differences", {"zorro": ["accuracy"]}, records)
+    assert dict(zip(table.rows, table.cells, strict=True)) == {
+        "objectives: bert-mlm - bert": ["+0.292 [+0.125, +0.500]*"],
+        "vectors: bert - glove": ["+0.062 [+0.000, +0.125]"],
+    }
 
 
 FINETUNE = "kind: finetune, train_file: train.tsv, validation_file: train.tsv"
