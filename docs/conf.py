@@ -1,6 +1,8 @@
 """Sphinx configuration of the site; `docs/build.py` writes the sources and runs Sphinx."""
 
+import ast
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,21 @@ def describe(app: Sphinx, what: str, name: str, obj: object, options: Any, lines
     lines[:] = to_rst(text, links()).splitlines()
 
 
+def make_signature_valid(
+    app: Sphinx, what: str, name: str, obj: object, options: Any, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """Replace defaults such as `<factory>`, which are not Python, by `...`.
+
+    Sphinx shows signatures that it cannot parse as plain text, with `~package.module.Class` instead of links.
+    """
+    try:
+        ast.parse(f"def function{signature or '()'}: ...")
+    except SyntaxError:
+        return re.sub(r"<[^<>]*>", "...", signature or ""), returns
+    return signature, returns
+
+
 def setup(app: Sphinx) -> None:
-    """Register the conversion of docstrings with Sphinx."""
+    """Register the conversions of docstrings and signatures with Sphinx."""
     app.connect("autodoc-process-docstring", describe)
+    app.connect("autodoc-process-signature", make_signature_valid)

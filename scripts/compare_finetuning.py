@@ -42,6 +42,7 @@ class ComparisonArguments:
         ),
         "Methods to compare, each a name or `name: flags of finetune`.",
     )
+    task: str = flag("sequence-classification", "Task of finetune.")
     finetune_recipe: str = flag("polarity_learning", "Recipe of finetune for all methods.")
     text_columns: str = flag("text", "Text columns.")
     train_examples: int | None = flag(None, "Train on a fixed subset of N examples.")
@@ -76,7 +77,7 @@ def run(arguments: ComparisonArguments, name: str, flags: list[str], seed: int) 
     _run_once(
         output / SUMMARY_FILE,
         "finetune",
-        "sequence-classification",
+        arguments.task,
         *("--recipe", arguments.finetune_recipe, "--model", arguments.model, "--seed", seed),
         *("--train_file", arguments.train_file, "--validation_file", arguments.validation_file, *size),
         *("--text_columns", arguments.text_columns, "--output_dir", output, "--overwrite", "true"),
