@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.registry import FAMILIES
 
-pytest_plugins = ["training_runs"]
+pytest_plugins = ["training_runs", "hub_process"]
 
 # Which tests `make test` runs: all that are not `slow`. If a test is parametrized by family and runs on one of these
 # families, it is slow for the other families, which also get the marker `matrix`. Exceptions are tests with the marker

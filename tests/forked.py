@@ -5,6 +5,7 @@ files, signals and exit code, like a process that a user starts, and runs the sc
 and of variables that are read at start-up use `subprocess`.
 """
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -65,6 +66,7 @@ def run_forked(*command: object, cwd: Path | None = None, **environment: str) ->
 def execute(command: list[str], cwd: str, environment: dict[str, str], streams: list[Path]) -> None:
     """Execute `python <command>` in a forked process, which writes to the files `streams` (output, errors)."""
     os.setsid()
+    gc.freeze()  # collections, also at exit, would traverse and copy the objects of the imported modules
     for number, path in enumerate(streams, start=1):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
         os.dup2(descriptor, number)
