@@ -10,8 +10,11 @@ from fork_server import ForkServer
 from hub_server import TOKEN, HubServer, environment_for
 
 PACKAGE_MODULES = ("hf_ctxmodels_cli", "hf_ctxmodels.training.pretraining")
-# of the Auto classes and of `push_to_hub`
-TRANSFORMERS_MODULES = ("transformers.models.auto", "transformers.models.bert.modeling_bert", "transformers.trainer")
+TRANSFORMERS_MODULES = (
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.bert.modeling_bert",
+    "transformers.conversion_mapping",
+)
 
 
 def _fork_server(modules: tuple[str, ...], hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> ForkServer:
