@@ -38,7 +38,7 @@ VERBS = ["saw", "carried", "painted", "forgot", "praised", "followed", "counted"
 OBJECTS = ["the red boat", "seven letters", "a small garden", "the bridge", "every window", "this story"]
 
 # Property tests have no time limit: the machine may be busy.
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("suite", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
 

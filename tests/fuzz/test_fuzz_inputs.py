@@ -17,7 +17,7 @@ from hf_ctxmodels import CtxError
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 
-QUICK_SEEDS, MANY_SEEDS = 50, 400
+QUICK_SEEDS, MANY_SEEDS = 20, 400
 SEED_COUNTS = [QUICK_SEEDS, pytest.param(MANY_SEEDS, marks=pytest.mark.slow)]
 _TYPE_MUTATIONS: tuple[Callable[[Tensor], Any], ...] = (
     lambda tensor: tensor.tolist(),
