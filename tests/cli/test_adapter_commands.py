@@ -90,6 +90,7 @@ def test_language_adapter_is_trained_resumed_and_loaded(workspace: Path, adapter
     assert all(torch.equal(parameters[name], value) for name, value in base_weights.items())
 
 
+@pytest.mark.slow
 def test_task_adapter_on_language_adapter(workspace: Path, adapter_dirs: dict[str, Path]) -> None:
     ner_dir = workspace / "ner"
     files = ["--train_file", workspace / "en.train.wikiann", "--validation_file", workspace / "en.dev.wikiann"]

@@ -107,6 +107,7 @@ def test_predictions_equal_generate(family, tmp_path, capsys):
         assert num_correct / len(rows) == TrainingSummary.load(out).metrics["eval_exact_match"] > 0.5
 
 
+@pytest.mark.slow
 def test_mass_with_source_and_target_language(tmp_path, capsys):
     """MASS translates from one language to another in training, evaluation and `generate`."""
     family, files, out = FAMILIES["mass"], write_pairs(tmp_path), tmp_path / "out"

@@ -26,6 +26,7 @@ TASKS = {
 }
 WITH_TASK = [case for case in TRANSFORMERS if case.auto_name in TASKS]
 all_families = pytest.mark.parametrize("family", list({case.family.name: None for case in TRANSFORMERS}))
+FAST_FAMILIES = ("bert", "t5")
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 
@@ -43,7 +44,13 @@ def save_and_reload(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     return type(model).from_pretrained(folder)
 
 
-@all_families
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=() if family in FAST_FAMILIES else pytest.mark.slow)
+        for family in {case.family.name: None for case in TRANSFORMERS}
+    ],
+)
 def test_adapters_train_merge_and_reload(family: str, tmp_path: Path) -> None:
     """The loss is equal with all logits, with padding, and for saved and merged adapters."""
     for case in (case for case in TRANSFORMERS if case.family.name == family):

@@ -25,6 +25,7 @@ from zoo import (
 pytestmark = pytest.mark.all_families
 
 SEEDS = range(6)
+FAST_SEEDS = SEEDS[:2]
 BASES = [case for case in REFERENCE_CASES if case.is_base]
 HEADS = [case for case in REFERENCE_CASES if not case.is_base]
 
@@ -101,9 +102,12 @@ def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
+@pytest.mark.parametrize(
+    "seeds", [FAST_SEEDS, pytest.param(SEEDS[len(FAST_SEEDS) :], marks=pytest.mark.slow)], ids=["fast", "others"]
+)
 @pytest.mark.parametrize("case", BASES, ids=str)
-def test_base_model_outputs(case: Case, tmp_path: Path) -> None:
-    for seed in SEEDS:
+def test_base_model_outputs(case: Case, seeds: range, tmp_path: Path) -> None:
+    for seed in seeds:
         assert_equal_outputs(case, seed, *pair(case, seed, tmp_path / str(seed)))
 
 
