@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["hf_ctxmodels.training.pretraining"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["hf_ctxmodels.training.pretraining"])
 
 
 class ForkedProcess:
@@ -31,7 +31,7 @@ class ForkedProcess:
         self._folder = tempfile.TemporaryDirectory()
         self._streams = [Path(self._folder.name) / name for name in ("output", "errors")]
         arguments = (list(map(str, command)), str(cwd or Path.cwd()), {**os.environ, **environment}, self._streams)
-        self._process = _CONTEXT.Process(target=execute, args=arguments)
+        self._process = CONTEXT.Process(target=execute, args=arguments)
         self._process.start()
         self.pid: int = self._process.pid
 

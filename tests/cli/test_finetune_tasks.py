@@ -248,6 +248,7 @@ def test_best_model_is_kept(tmp_path):
     assert update(0.1, 5.0) == 5.0
 
 
+@pytest.mark.slow
 def test_accumulation_and_processes_match_one_batch(tmp_path):
     model = save_tiny(tmp_path / "reference", FAMILIES["bert"], from_transformers=True)  # a class of transformers
     tasks = make_tasks(tmp_path, sentences={}, words={"weight": 0.5})

@@ -256,7 +256,7 @@ def run_finetune(folder: Path, out: Path, *args: object, **overrides: Any) -> in
     return run_command("finetune", "text2text", *args, **make_flags(folder, "t5", out, keep_best=True, **overrides))
 
 
-@pytest.mark.parametrize("run", [run_finetune, run_pretrain])
+@pytest.mark.parametrize("run", [pytest.param(run_finetune, marks=pytest.mark.slow), run_pretrain])
 def test_resumed_run_equals_uninterrupted_run(run, folder: Path, tmp_path: Path, capsys) -> None:
     flags = {"save_steps": 1, "eval_steps": 2, "save_total_limit": 9, "max_steps": 3}
     assert run(folder, tmp_path / "whole", **flags) == 0

@@ -242,6 +242,7 @@ def test_evaluate_pretraining_of_sentence_pair_tasks(family: str, tmp_path: Path
     assert "sentence_task" in command_output("evaluate pretraining", **flags, **invalid, fails=True)
 
 
+@pytest.mark.slow
 def test_compare_finetuning_script(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """Each method has its runs; finished runs are reused."""
 

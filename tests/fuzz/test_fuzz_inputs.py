@@ -97,6 +97,7 @@ def check_mutated_arguments(
         assert_same_outputs(output, model(**batch))
 
 
+@pytest.mark.fast_families("bert", "t5", "elmo")
 @pytest.mark.parametrize("count", SEED_COUNTS)
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 def test_mutated_arguments(family: FamilySpec, count: int) -> None:

@@ -101,6 +101,7 @@ def test_push_pull_and_remote_code(
         assert code == {f"{stub.module}.py": stub.source}, "only the stub is saved"
 
 
+@pytest.mark.fast_families("bert", "t5")
 def test_auto_map_lists_all_auto_classes(family: FamilySpec, saved_model: Path) -> None:
     files = repository_files(saved_model, REPO)
     auto_map = json.loads(files["config.json"])["auto_map"]

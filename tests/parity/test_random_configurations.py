@@ -123,6 +123,7 @@ def test_pooler_uses_first_token_with_left_padding(case: Case, tmp_path: Path) -
     assert_close(reference(**left).pooler_output[is_full], model(**left).pooler_output[is_full])
 
 
+@pytest.mark.fast_families("albert", "bart", "bert", "electra", "gpt2", "t5", "xlm", "xlnet")
 @as_subtests(HEADS)
 def test_head_outputs_losses_and_gradients(case: Case, tmp_path: Path) -> None:
     """One seed per head: seeds change the shape of the encoder."""
