@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["hf_ctxmodels.training.pretraining"])
+# with the modules that the commands import when they run
+CONTEXT.set_forkserver_preload(["hf_ctxmodels.cli.pretrain", "hf_ctxmodels.cli.finetune", "matplotlib.figure"])
 
 
 class ForkedProcess:

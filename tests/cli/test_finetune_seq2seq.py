@@ -374,6 +374,7 @@ def save_t5(folder: Path) -> dict[str, Any]:
     return {"model": folder}
 
 
+@pytest.mark.slow
 def test_t5_of_transformers(files, tmp_path, capsys):
     """T5 of transformers learns to translate; `generate` reproduces its predictions."""
     out, predictions_file, output_file = tmp_path / "out", tmp_path / "predictions.jsonl", tmp_path / "generated.txt"

@@ -9,7 +9,12 @@ import pytest
 from fork_server import ForkServer
 from hub_server import TOKEN, HubServer, environment_for
 
-PACKAGE_MODULES = ("hf_ctxmodels_cli", "hf_ctxmodels.training.pretraining")
+PACKAGE_MODULES = (
+    "hf_ctxmodels.cli.pretrain",
+    "hf_ctxmodels.cli.finetune",
+    "hf_ctxmodels.cli.push",
+    "matplotlib.figure",
+)
 TRANSFORMERS_MODULES = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.bert.modeling_bert",

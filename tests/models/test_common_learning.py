@@ -20,7 +20,7 @@ RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
 HELD_OUT = 0.02
 REVIEWS = "glue_like/movie_reviews/polarity2.jsonl.gz"
 PRETRAINED = [family for family in FAMILIES.values() if family.objectives]
-FAST_FAMILIES = ("bert", "electra", "glove")
+FAST_FAMILIES = ("bert", "glove")
 SHORT_TRAINING_FAMILIES = [
     pytest.param(family, marks=() if family.name in FAST_FAMILIES else pytest.mark.slow) for family in PRETRAINED
 ]

@@ -76,7 +76,12 @@ def assert_equal_weights(
         torch.testing.assert_close(actual[name], expected[name], rtol=0, atol=tolerance, msg=name)
 
 
-@pytest.mark.parametrize("head", [case for case in ARCHETYPES if not case.is_recurrent], ids=str, indirect=True)
+@pytest.mark.parametrize(
+    "head",
+    mark_others_slow([case for case in ARCHETYPES if not case.is_recurrent], SEVERAL_LOSSES),
+    ids=str,
+    indirect=True,
+)
 def test_training_reduces_loss(head, make_trainer):
     batch, baseline = make_training_batch(head, 64, seed=1)
     trainer = make_trainer(batch=batch, max_steps=40, lr_scheduler_type="constant")
@@ -110,6 +115,9 @@ def check_accumulation(head: Case, make_trainer: Any, batch: dict[str, torch.Ten
     assert_equal_weights(steps[4], steps[16], tolerance=1e-6)
 
 
+@pytest.mark.parametrize(
+    "head", mark_others_slow(ARCHETYPES, SINGLE_LOSS, RECURRENT, GENERATOR), ids=str, indirect=True
+)
 def test_accumulation_equals_large_batch(head, make_trainer):
     if head.uses_batch_norm:
         pytest.skip("batch normalization depends on the batch")
