@@ -4,12 +4,14 @@ Cases and fixtures: tests/zoo/matrix.py, tests/models/conftest.py.
 """
 
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fork_server import ForkServer
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
@@ -28,27 +30,31 @@ from zoo import (
     make_batch,
 )
 
-# Runs in a process without this package: loads the export in a directory.
-LOAD_EXPORT = """
+# Runs in a process without this package: loads the exports of the directories given on standard input.
+LOAD_EXPORTS = """
 import json, sys
 from pathlib import Path
-import transformers
+import torch, transformers
 from safetensors.torch import save_file
 
-folder, class_name, auto_name = Path(sys.argv[1]), *sys.argv[2:]
-model, report = getattr(transformers, class_name).from_pretrained(folder / "export", output_loading_info=True)
-auto = getattr(transformers, auto_name).from_pretrained(folder / "export")
-encoder, encoder_report = transformers.AutoModel.from_pretrained(folder / "export", output_loading_info=True)
-opened = {
-    "class": type(auto).__name__,
-    "encoder": type(encoder).__name__,
-    "problems": {key: sorted(map(str, value)) for key, value in report.items() if value},
-    "encoder_missing": sorted(map(str, encoder_report["missing_keys"])),
-    "config": model.config.to_dict(),
-}
-(folder / "opened.json").write_text(json.dumps(opened))
-save_file({name: value.clone() for name, value in model.state_dict().items()}, folder / "opened.safetensors")
-assert not [name for name in sys.modules if name.startswith("hf_ctxmodels")]
+torch.set_num_threads(1)
+for line in sys.stdin:
+    folder = Path(line.strip())
+    class_name, auto_name = json.loads((folder / "class_names.json").read_text())
+    model, report = getattr(transformers, class_name).from_pretrained(folder / "export", output_loading_info=True)
+    auto = getattr(transformers, auto_name).from_pretrained(folder / "export")
+    encoder, encoder_report = transformers.AutoModel.from_pretrained(folder / "export", output_loading_info=True)
+    opened = {
+        "class": type(auto).__name__,
+        "encoder": type(encoder).__name__,
+        "problems": {key: sorted(map(str, value)) for key, value in report.items() if value},
+        "encoder_missing": sorted(map(str, encoder_report["missing_keys"])),
+        "config": model.config.to_dict(),
+    }
+    (folder / "opened.json").write_text(json.dumps(opened))
+    save_file({name: value.clone() for name, value in model.state_dict().items()}, folder / "opened.safetensors")
+    assert not [name for name in sys.modules if name.startswith("hf_ctxmodels")]
+    print("opened", flush=True)
 """
 
 REFERENCE_BASE_CASES = [case for case in REFERENCE_CASES if case.is_base]
@@ -70,8 +76,9 @@ class Exports:
     """Reference checkpoints, their exports, and the exports as loaded by transformers in a process without this
     package; created on first use."""
 
-    def __init__(self, root: Path, process_without_package: ForkServer) -> None:
-        self._root, self._process = root, process_without_package
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._process: subprocess.Popen[str] | None = None
 
     def reference(self, case: Case) -> Path:
         """The reference checkpoint."""
@@ -85,18 +92,29 @@ class Exports:
         folder = self.reference(case).parent
         if not (folder / "export").exists():
             case.model_class.from_pretrained(folder / "reference").export_reference(folder / "export")
-            result = self._process.run("-c", LOAD_EXPORT, folder, case.reference_class.__name__, case.auto_name)
-            assert result.returncode == 0, f"the export of {case} cannot be loaded: {result.stderr}"
+            (folder / "class_names.json").write_text(json.dumps([case.reference_class.__name__, case.auto_name]))
+            if self._process is None:
+                command = [sys.executable, "-c", LOAD_EXPORTS]
+                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self._process.stdin.write(f"{folder}\n")
+            self._process.stdin.flush()
+            assert self._process.stdout.readline() == "opened\n", f"the export of {case} cannot be loaded"
         return folder
 
     def loading_report(self, case: Case) -> dict[str, Any]:
         """The report of transformers on loading the export."""
         return json.loads((self.folder(case) / "opened.json").read_text())
 
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.communicate()
+
 
 @pytest.fixture(scope="module")
-def exports(tmp_path_factory: pytest.TempPathFactory, process_without_package: ForkServer) -> Exports:
-    return Exports(tmp_path_factory.mktemp("exports"), process_without_package)
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exports]:
+    exports = Exports(tmp_path_factory.mktemp("exports"))
+    yield exports
+    exports.close()
 
 
 class TestLoading:
