@@ -107,7 +107,7 @@ def test_ids_equal_transformers_on_real_text(tokenizer_and_reference, shared_dat
     test_lines = lines[5::100]
     tokenizer, reference = tokenizer_and_reference
     assert tokenizer(test_lines).input_ids == reference(test_lines).input_ids
-    tokenizer = type(tokenizer).train(lines[::40], 1000)
+    tokenizer = type(tokenizer).train(lines[::10], 2000)
     tokenizer.save_pretrained(tmp_path)
     assert tokenizer(test_lines).input_ids == type(reference).from_pretrained(tmp_path)(test_lines).input_ids
     assert 1 < len(tokenizer.tokenize(" ".join(test_lines))) / len(" ".join(test_lines).split()) < 2.5
