@@ -4,7 +4,9 @@ This module is outside the package, whose import takes seconds: `--help` and `CO
 texts of commands are stored in `hf_ctxmodels/cli/help`, which `scripts/write_help.py` writes.
 """
 
+import atexit
 import difflib
+import gc
 import os
 import sys
 from collections.abc import Mapping
@@ -214,6 +216,7 @@ def main() -> NoReturn:
     except UnknownCommandError as error:
         print(f"\n{error}", file=sys.stderr)
         sys.exit(2)
+    atexit.register(gc.freeze)  # collections at exit would traverse the imported modules for seconds
     from hf_ctxmodels.core.console import run_script
 
     run_script(run)

@@ -4,6 +4,7 @@ import gc
 import os
 import re
 from collections import defaultdict
+from collections.abc import Set
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -16,11 +17,12 @@ from hypothesis import HealthCheck, settings
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.registry import FAMILIES
 
-pytest_plugins = ["training_runs"]
+pytest_plugins = ["training_runs", "hub_process"]
 
 # Which tests `make test` runs: all that are not `slow`. If a test is parametrized by family and runs on one of these
 # families, it is slow for the other families, which also get the marker `matrix`. Exceptions are tests with the marker
-# `all_families`, such as comparisons with transformers. `--family` ignores this rule.
+# `all_families`, such as comparisons with transformers, and long tests, whose marker `fast_families` names fewer
+# families. `--family` ignores this rule.
 REPRESENTATIVE_FAMILIES = {
     "bert": "encoder, layer normalization after the residual sum",
     "gpt2": "decoder, layer normalization before the sub-layer",
@@ -38,7 +40,7 @@ VERBS = ["saw", "carried", "painted", "forgot", "praised", "followed", "counted"
 OBJECTS = ["the red boat", "seven letters", "a small garden", "the bridge", "every window", "this story"]
 
 # Property tests have no time limit: the machine may be busy.
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("suite", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
 
@@ -121,11 +123,17 @@ def _parameter_families(item: pytest.Item) -> set[str]:
 def _mark_matrix(items: list[pytest.Item]) -> None:
     """Mark the items of other families in tests that also run on representative families."""
     items_by_test: dict[str, list[pytest.Item]] = defaultdict(list)
+    fast_families: dict[str, Set[str]] = defaultdict(REPRESENTATIVE_FAMILIES.keys)
     for item in items:
-        if _parameter_families(item) and not any(map(item.get_closest_marker, ("slow", "all_families"))):
-            items_by_test[item.nodeid.partition("[")[0]].append(item)
-    for test_items in items_by_test.values():
-        matrix = [item for item in test_items if not _parameter_families(item) & REPRESENTATIVE_FAMILIES.keys()]
+        name, marker = item.nodeid.partition("[")[0], item.get_closest_marker("fast_families")
+        if marker is not None:
+            fast_families[name] = set(marker.args)
+        elif item.get_closest_marker("all_families"):
+            continue
+        if _parameter_families(item) and not item.get_closest_marker("slow"):
+            items_by_test[name].append(item)
+    for name, test_items in items_by_test.items():
+        matrix = [item for item in test_items if not _parameter_families(item) & fast_families[name]]
         for item in matrix if len(matrix) < len(test_items) else ():
             item.add_marker("slow")
             item.add_marker("matrix")

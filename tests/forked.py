@@ -5,6 +5,7 @@ files, signals and exit code, like a process that a user starts, and runs the sc
 and of variables that are read at start-up use `subprocess`.
 """
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -16,8 +17,9 @@ from pathlib import Path
 
 import torch
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["hf_ctxmodels.training.pretraining"])
+CONTEXT = multiprocessing.get_context("forkserver")
+# with the modules that the commands import when they run
+CONTEXT.set_forkserver_preload(["hf_ctxmodels.cli.pretrain", "hf_ctxmodels.cli.finetune", "matplotlib.figure"])
 
 
 class ForkedProcess:
@@ -30,7 +32,7 @@ class ForkedProcess:
         self._folder = tempfile.TemporaryDirectory()
         self._streams = [Path(self._folder.name) / name for name in ("output", "errors")]
         arguments = (list(map(str, command)), str(cwd or Path.cwd()), {**os.environ, **environment}, self._streams)
-        self._process = _CONTEXT.Process(target=execute, args=arguments)
+        self._process = CONTEXT.Process(target=execute, args=arguments)
         self._process.start()
         self.pid: int = self._process.pid
 
@@ -65,6 +67,7 @@ def run_forked(*command: object, cwd: Path | None = None, **environment: str) ->
 def execute(command: list[str], cwd: str, environment: dict[str, str], streams: list[Path]) -> None:
     """Execute `python <command>` in a forked process, which writes to the files `streams` (output, errors)."""
     os.setsid()
+    gc.freeze()  # collections, also at exit, would traverse and copy the objects of the imported modules
     for number, path in enumerate(streams, start=1):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
         os.dup2(descriptor, number)

@@ -74,9 +74,10 @@ def test_help_written_to_closed_pipe():
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_package_import_is_lazy():
+def test_package_import_is_lazy(process_without_package):
     code = "import sys, hf_ctxmodels; print(*sys.modules); hf_ctxmodels.DataCollatorForMaskedLM"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    result = process_without_package.run("-c", code)
+    assert result.returncode == 0, result.stderr
     assert not {"hf_ctxmodels.objectives", "hf_ctxmodels.data", "datasets", "sklearn"} & set(result.stdout.split())
 
 

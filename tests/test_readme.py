@@ -8,11 +8,10 @@ import shutil
 import string
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_process import HubProcess
+from fork_server import ForkServer
 from hub_server import ROOT, HubServer
 from transformers import BertConfig, BertForMaskedLM
 
@@ -67,7 +66,7 @@ def expected_output(page: str, code: str) -> str | None:
 
 
 def run_example(
-    language: str, code: str, workspace: Path, hub_process: HubProcess, *, sizes: dict[str, str] = SMALL_SIZES
+    language: str, code: str, workspace: Path, hub_process: ForkServer, *, sizes: dict[str, str] = SMALL_SIZES
 ) -> str:
     """Run an example with smaller sizes and return its output; fails unless all commands succeed."""
     for size, smaller in sizes.items():
@@ -105,19 +104,7 @@ def make_workspace(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def hub() -> Iterator[HubServer]:
-    with HubServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def hub_process(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
-    with HubProcess(hub, tmp_path_factory.mktemp("hub")) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def pretrained_workspace(hub_process: HubProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pretrained_workspace(hub_process: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace in which the examples of the page on pretraining have run."""
     workspace = make_workspace(tmp_path_factory.mktemp("pretrained"))
     for language, code in page_examples(PRETRAINING):
@@ -134,7 +121,7 @@ def pretrained_workspace(hub_process: HubProcess, tmp_path_factory: pytest.TempP
     ],
 )
 def test_page_examples_run(
-    page: str, hub: HubServer, hub_process: HubProcess, tmp_path: Path, request: pytest.FixtureRequest
+    page: str, hub: HubServer, hub_process: ForkServer, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     if page == "README.md":
         workspace = make_workspace(tmp_path)
@@ -153,7 +140,7 @@ def test_page_examples_run(
 
 
 @pytest.mark.slow
-def test_quickstart_runs_unmodified(hub: HubServer, hub_process: HubProcess, tmp_path: Path) -> None:
+def test_quickstart_runs_unmodified(hub: HubServer, hub_process: ForkServer, tmp_path: Path) -> None:
     pytest.importorskip("gensim", reason="the example text needs the extra `demo`")
     hub.repositories.clear()
     outputs = [run_example(*example, tmp_path, hub_process, sizes={}) for example in page_examples(QUICKSTART)]

@@ -207,6 +207,7 @@ def classifiers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder, folder / "texts.tsv"
 
 
+@pytest.mark.slow
 def test_triggers_command(classifiers: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Transfer matrix of two attacked models and a character model, class words, and resuming."""
     folder, file = classifiers

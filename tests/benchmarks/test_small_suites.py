@@ -70,6 +70,7 @@ def test_compare_compression_script(tmp_path: Path) -> None:
     assert all(-1 <= float(cells[-1]) <= 1 for cells in rows.values())
 
 
+@pytest.mark.slow
 def test_features_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run itself checks that both implementations compute the same vectors."""
     monkeypatch.setattr(features, "NUM_SENTENCES", 40)

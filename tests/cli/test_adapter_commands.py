@@ -90,6 +90,7 @@ def test_language_adapter_is_trained_resumed_and_loaded(workspace: Path, adapter
     assert all(torch.equal(parameters[name], value) for name, value in base_weights.items())
 
 
+@pytest.mark.slow
 def test_task_adapter_on_language_adapter(workspace: Path, adapter_dirs: dict[str, Path]) -> None:
     ner_dir = workspace / "ner"
     files = ["--train_file", workspace / "en.train.wikiann", "--validation_file", workspace / "en.dev.wikiann"]
@@ -151,6 +152,7 @@ def check_commands_use_adapters(path: Path, model: Any, workspace: Path) -> None
     assert Teacher.open(str(workspace / "other")).digest != digest
 
 
+@pytest.mark.slow
 def test_transfer_with_language_adapters(workspace: Path, adapter_dirs: dict[str, Path]) -> None:
     """The test language's adapter is stacked below the task adapter; the large weights of French reduce its F1."""
     output_dir, files = workspace / "transfer", {language: workspace / f"{language}.test.wikiann" for language in VERBS}

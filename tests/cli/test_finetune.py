@@ -61,7 +61,7 @@ TASK_FILES = {
 def task_params() -> list:
     """At least one task for each family, in turn; all tasks for an encoder of subwords and one of words.
 
-    All tests of the first family and the first test of each architecture are fast, the others slow.
+    All tests of the first family and the first test of each architecture without recurrence are fast, the others slow.
     """
     params, seen_architectures = [], set()
     for family_index, (name, from_transformers) in enumerate(ORIGINS):
@@ -70,7 +70,7 @@ def task_params() -> list:
         for task_index, task in enumerate(TASK_FILES):
             if task_index != family_index % 2 and (name not in ("bert", "cvt") or from_transformers):
                 continue
-            is_quick = family_index == 0 or architecture not in seen_architectures
+            is_quick = not case.is_recurrent and (family_index == 0 or architecture not in seen_architectures)
             seen_architectures.add(architecture)
             params.append(pytest.param((name, from_transformers), task, marks=() if is_quick else pytest.mark.slow))
     return params
@@ -258,13 +258,10 @@ def test_two_processes_match_one(ctx_checkpoint, tmp_path):
     assert TrainingSummary.load(tmp_path / "out2").global_batch_size == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "freeze",
-    [
-        "gradual:steps=2",
-        pytest.param("chain:head_rate=0.01,rate=0.003", marks=pytest.mark.slow),
-        pytest.param("three-stage:layers_epoch=0.5,embeddings_epoch=1", marks=pytest.mark.slow),
-    ],
+    ["gradual:steps=2", "chain:head_rate=0.01,rate=0.003", "three-stage:layers_epoch=0.5,embeddings_epoch=1"],
 )
 def test_unfreezing_in_two_processes_matches_one(ctx_checkpoint, tmp_path, freeze):
     """Gradients of layers that are unfrozen during training are synchronized between processes."""

@@ -47,6 +47,7 @@ def files(tmp_path: Path) -> dict[str, Any]:
     return {"train_file": tmp_path / "train.jsonl", "validation_file": tmp_path / "dev.jsonl"}
 
 
+@pytest.mark.slow
 def test_shared_decoder_is_trained_resumed_and_used(files: dict[str, Any], tmp_path: Path) -> None:
     """`generate` reproduces the predictions; a resumed run has the losses and weights of an uninterrupted one."""
     model = save_model(tmp_path / "bert", "bert")

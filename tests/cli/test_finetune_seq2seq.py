@@ -107,6 +107,7 @@ def test_predictions_equal_generate(family, tmp_path, capsys):
         assert num_correct / len(rows) == TrainingSummary.load(out).metrics["eval_exact_match"] > 0.5
 
 
+@pytest.mark.slow
 def test_mass_with_source_and_target_language(tmp_path, capsys):
     """MASS translates from one language to another in training, evaluation and `generate`."""
     family, files, out = FAMILIES["mass"], write_pairs(tmp_path), tmp_path / "out"
@@ -373,6 +374,7 @@ def save_t5(folder: Path) -> dict[str, Any]:
     return {"model": folder}
 
 
+@pytest.mark.slow
 def test_t5_of_transformers(files, tmp_path, capsys):
     """T5 of transformers learns to translate; `generate` reproduces its predictions."""
     out, predictions_file, output_file = tmp_path / "out", tmp_path / "predictions.jsonl", tmp_path / "generated.txt"

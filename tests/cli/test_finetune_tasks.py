@@ -125,6 +125,7 @@ def test_ranking_and_multitask_ranking(checkpoint, tmp_path, monkeypatch, capsys
     assert "SqueezeBertForMultipleChoice does not take choice_mask" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_multitask_training_saving_and_publishing(checkpoint, tmp_path, capsys):
     """Tasks are trained jointly, saved and published; the model of one task is fine-tuned further."""
     options = {"sentences": {"head_dropout": 0.05, "metric": "f1_macro"}, "words": {}, "choices": {}}
@@ -247,6 +248,7 @@ def test_best_model_is_kept(tmp_path):
     assert update(0.1, 5.0) == 5.0
 
 
+@pytest.mark.slow
 def test_accumulation_and_processes_match_one_batch(tmp_path):
     model = save_tiny(tmp_path / "reference", FAMILIES["bert"], from_transformers=True)  # a class of transformers
     tasks = make_tasks(tmp_path, sentences={}, words={"weight": 0.5})
@@ -343,6 +345,7 @@ def cross_view_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny(tmp_path_factory.mktemp("cvt"), FAMILIES["cvt"], from_transformers=False)
 
 
+@pytest.mark.slow
 def test_multitask_cross_view_training(cross_view_model, tmp_path, monkeypatch, capsys):
     """Cross-view training alternates labeled and unlabeled steps; `predict --all_tasks` loads the model once."""
     tasks = make_tasks(tmp_path, words={}, sentences={})

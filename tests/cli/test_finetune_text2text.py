@@ -80,8 +80,8 @@ def make_flags(folder: Path, source: str, out: Path, **overrides: Any) -> dict[s
 @pytest.mark.parametrize(
     ("model", "steps"),
     [
-        ("t5", 100),
         ("gpt2", 6),
+        pytest.param("t5", 100, marks=pytest.mark.slow),
         *(pytest.param(name, 300, marks=pytest.mark.slow) for name in ("gpt2", "transformers_gpt2")),
     ],
 )
@@ -256,7 +256,7 @@ def run_finetune(folder: Path, out: Path, *args: object, **overrides: Any) -> in
     return run_command("finetune", "text2text", *args, **make_flags(folder, "t5", out, keep_best=True, **overrides))
 
 
-@pytest.mark.parametrize("run", [run_finetune, run_pretrain])
+@pytest.mark.parametrize("run", [pytest.param(run_finetune, marks=pytest.mark.slow), run_pretrain])
 def test_resumed_run_equals_uninterrupted_run(run, folder: Path, tmp_path: Path, capsys) -> None:
     flags = {"save_steps": 1, "eval_steps": 2, "save_total_limit": 9, "max_steps": 3}
     assert run(folder, tmp_path / "whole", **flags) == 0
@@ -280,6 +280,7 @@ def test_resumed_run_equals_uninterrupted_run(run, folder: Path, tmp_path: Path,
         assert "belongs to another run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_accumulation_and_processes_match_one_batch(folder: Path, tmp_path: Path) -> None:
     subset = {"only": ["film", "length"], "validation_examples": 5, "max_steps": 2}
     for name, size, micro_batches in (("whole", 16, 1), ("accumulated", 4, 4)):

@@ -64,6 +64,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 def test_finetuning_methods(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, subtests: Any) -> None:
     """Each method trains, and saves an ordinary checkpoint."""
     monkeypatch.chdir(tmp_path)
@@ -111,6 +112,13 @@ def test_finetuning_methods(folder: Path, tmp_path: Path, monkeypatch: Any, caps
         rerun = [*make_flags(folder, tmp_path / f"again{len(reinit)}"), "--max_steps", 1, "--model", tmp_path / "plain"]
         assert run_command("finetune", *rerun, *reinit) == 0
         assert message in capsys.readouterr().err
+    resume_args = make_flags(folder, tmp_path / "l2")
+    changes = ["--anchor", "l2:weight=2,head_weight=0.1", "--gradient_accumulation_steps", "2"]
+    assert run_command("finetune", *resume_args, *changes, "--resume") == 2
+    assert "anchor.weight is 2.0, was 1.0" in capsys.readouterr().err
+
+
+def test_invalid_method_flags(folder: Path, tmp_path: Path, capsys: Any) -> None:
     for flags, message in (
         ("--anchor ewc:file=none.safetensors", "no such file of Fisher information"),
         ("--anchor ewc", "ewc needs file"),
@@ -131,10 +139,6 @@ def test_finetuning_methods(folder: Path, tmp_path: Path, monkeypatch: Any, caps
     ):
         assert run_command("finetune", *make_flags(folder, tmp_path / "wrong"), *flags.split()) == 2
         assert message in capsys.readouterr().err, flags
-    resume_args = make_flags(folder, tmp_path / "l2")
-    changes = ["--anchor", "l2:weight=2,head_weight=0.1", "--gradient_accumulation_steps", "2"]
-    assert run_command("finetune", *resume_args, *changes, "--resume") == 2
-    assert "anchor.weight is 2.0, was 1.0" in capsys.readouterr().err
 
 
 def test_evaluate_forgetting(folder: Path, tmp_path: Path) -> None:
@@ -238,6 +242,7 @@ def test_evaluate_pretraining_of_sentence_pair_tasks(family: str, tmp_path: Path
     assert "sentence_task" in command_output("evaluate pretraining", **flags, **invalid, fails=True)
 
 
+@pytest.mark.slow
 def test_compare_finetuning_script(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """Each method has its runs; finished runs are reused."""
 

@@ -209,7 +209,7 @@ def test_warning_if_loss_is_not_below_baseline(folder, capsys, fraction) -> None
     assert (folder / "out" / "training_curve.png").exists()
 
 
-@pytest.mark.parametrize("alpha", [None, 0.3])
+@pytest.mark.parametrize("alpha", [None, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_resumed_stream_equals_uninterrupted_run(folder, capsys, monkeypatch, alpha) -> None:
     for module in (documents, document_sources):
         monkeypatch.setattr(module, "PART_BYTES", 2000)
@@ -232,7 +232,7 @@ def test_resumed_stream_equals_uninterrupted_run(folder, capsys, monkeypatch, al
     assert "number of processes or workers changed" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("streaming", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_resumed_language_sampling_equals_uninterrupted_run(folder, capsys, monkeypatch, streaming) -> None:
     fill_buffer = functools.partialmethod(ShuffledStream.__init__, buffer_size=50)
     monkeypatch.setattr(ShuffledStream, "__init__", fill_buffer)
@@ -440,6 +440,7 @@ def perplexity(model: Path, batch: dict[str, Tensor]) -> float:
     return math.exp(AutoModelForPreTraining.from_pretrained(model).eval()(**batch).loss)
 
 
+@pytest.mark.slow
 def test_elmo_continued_on_another_domain(directory: Path) -> None:
     """A model trained with sampled softmax is continued on another domain with full softmax."""
     tokenizer, news_model, law_model = directory / "tokenizer", directory / "general", directory / "special"
@@ -459,6 +460,7 @@ def test_elmo_continued_on_another_domain(directory: Path) -> None:
     assert perplexity(law_model, law) < 2
 
 
+@pytest.mark.slow
 def test_elmo_with_language_tags(directory: Path) -> None:
     """Both languages have the same words: only the tags determine which word follows."""
     tokenizer = directory / "tokenizer"

@@ -288,7 +288,13 @@ def test_measure_size(folder, capsys):
     assert "of 1,000,000" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", sorted(packaged_folder("comparisons").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem == "babylm" else ())
+        for path in sorted(packaged_folder("comparisons").glob("*.yaml"))
+    ],
+)
 def test_packaged_plans(path, shared_data, tmp_path):
     for folder in shared_data.iterdir():
         (tmp_path / folder.name).symlink_to(folder)

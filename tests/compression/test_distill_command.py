@@ -105,6 +105,7 @@ def test_distilbert_recipe_exports_distilbert(workspace):
     assert not any(report.values())
 
 
+@pytest.mark.slow
 def test_task_distillation_beats_baseline(workspace, subtests, capsys):
     """With each recipe, a new student, and a student of another family with a separate tokenizer."""
     teacher = ["--teacher", workspace.path("teacher")]

@@ -244,22 +244,25 @@ def test_chunked_kl_divergence_matches_dense(monkeypatch, subtests):
     assert all(parameter.grad is None for parameter in teacher.parameters())
 
 
-def test_micro_batches_equal_one_batch(subtests):
+@pytest.mark.parametrize(
+    ("build", "task", "terms"),
+    [pytest.param(*case, id=case[1], marks=() if case[1] == "rows" else pytest.mark.slow) for case in TASKS],
+)
+def test_micro_batches_equal_one_batch(build, task, terms, subtests):
     rows = features()
-    for build, task, terms in TASKS:
-        for term in terms:
-            with subtests.test(term=str(term), task=task):
-                model = CtxDistillationModel(
-                    build(2), build(4, seed=1), [HardTargetLoss(), term][isinstance(term, HardTargetLoss) :]
-                )
-                model(**distillation_batch(rows, task)).loss.backward()
-                expected = gradients(model)
-                batches = [distillation_batch(rows[:1], task), distillation_batch(rows[1:], task)]
-                counts = dict(zip(model.loss_targets, count_targets(batches, model.loss_targets).tolist(), strict=True))
-                for batch in batches:
-                    model(**batch, num_items_in_batch=counts).loss.backward()
-                for name, gradient in gradients(model).items():
-                    assert_close(gradient, expected[name], name)
+    for term in terms:
+        with subtests.test(term=str(term), task=task):
+            model = CtxDistillationModel(
+                build(2), build(4, seed=1), [HardTargetLoss(), term][isinstance(term, HardTargetLoss) :]
+            )
+            model(**distillation_batch(rows, task)).loss.backward()
+            expected = gradients(model)
+            batches = [distillation_batch(rows[:1], task), distillation_batch(rows[1:], task)]
+            counts = dict(zip(model.loss_targets, count_targets(batches, model.loss_targets).tolist(), strict=True))
+            for batch in batches:
+                model(**batch, num_items_in_batch=counts).loss.backward()
+            for name, gradient in gradients(model).items():
+                assert_close(gradient, expected[name], name)
 
 
 def test_parse_layer_map(subtests):

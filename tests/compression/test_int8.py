@@ -93,6 +93,7 @@ def test_row_quantization() -> None:
         assert bool(outputs[1].isnan().all()), activations
 
 
+@pytest.mark.fast_families("bert", "t5", "elmo")
 @as_subtests(REPRESENTATIVES)
 @torch.no_grad()
 def test_save_and_reload(case: Case, tmp_path: Path) -> None:

@@ -167,6 +167,7 @@ def test_quantized_training_and_checkpoint(tmp_path: Path) -> None:
             train()
 
 
+@pytest.mark.slow
 def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests, capsys: pytest.CaptureFixture) -> None:
     """Sensitivities do not depend on frozen weights, which stay frozen. Adapters stay in float32 and can be loaded into
     models with packed or 8-bit codes."""

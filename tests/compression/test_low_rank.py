@@ -150,6 +150,7 @@ def test_losses_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
             assert_close(*gradients, tolerance=1e-4)
 
 
+@pytest.mark.fast_families("bert", "t5", "elmo")
 @as_subtests(REPRESENTATIVES)
 def test_models_equal_models_with_truncated_weights(case: Case, tmp_path: Path) -> None:
     """Outputs, loss and gradients are the same as with the original layers and truncated weights; the reopened model is

@@ -37,6 +37,7 @@ def test_evaluation_mode() -> None:
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.fast_families("bert", "t5")
 @as_subtests(TRANSFORMERS)
 def test_inspection_mode_of_transformers(case: Case) -> None:
     """Hooks receive padded states, hidden states get gradients, and outputs do not change."""

@@ -38,10 +38,12 @@ SHARDED: list[tuple[Case, dict[str, Any], int]] = [
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_two_processes_equal_single_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_cases", [3, pytest.param(len(SHARDED), marks=pytest.mark.slow)])
+def test_two_processes_equal_single_process(num_cases: int, tmp_path: Path) -> None:
     address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     processes = [
-        ForkedProcess(__file__, tmp_path, RANK=str(rank), LOCAL_RANK=str(rank), **address) for rank in range(2)
+        ForkedProcess(__file__, tmp_path, num_cases, RANK=str(rank), LOCAL_RANK=str(rank), **address)
+        for rank in range(2)
     ]
     outputs = [process.communicate()[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)[-6000:]
@@ -88,10 +90,10 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def check_in_two_processes(folder: Path) -> None:
-    """Run all checks in one of two processes, which share a folder."""
+def check_in_two_processes(folder: Path, num_cases: int) -> None:
+    """Run the checks in one of two processes, which share a folder, with the first cases of `SHARDED`."""
     distributed.init_process_group("gloo")
-    for number, (case, overrides, num_sharded) in enumerate(SHARDED):
+    for number, (case, overrides, num_sharded) in enumerate(SHARDED[:num_cases]):
         check_same_as_unsharded(case, overrides, num_sharded, folder / str(number))
     for case in (GPT2, T5):
         check_same_tokens(case, folder / f"generate-{case.family.name}")
@@ -181,4 +183,4 @@ def check_errors(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    check_in_two_processes(Path(sys.argv[1]))
+    check_in_two_processes(Path(sys.argv[1]), int(sys.argv[2]))

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import datasets
+import forked
 import numpy as np
 import pytest
 
@@ -108,7 +109,8 @@ def test_random_numbers_depend_on_part_number(tokenizer, text, small_parts, monk
     assert_same_examples(single_part, ExampleSet.build(objective.examples(load_documents(str(text)))))
 
 
-def test_missing_parts_are_rerun_and_merge_validates(tokenizer, text, tmp_path, small_parts) -> None:
+def test_missing_parts_are_rerun_and_merge_validates(tokenizer, text, tmp_path, small_parts, monkeypatch) -> None:
+    monkeypatch.setattr("hf_ctxmodels.data.processes.get_context", lambda _: forked.CONTEXT)  # starts sooner than spawn
     objective = MaskedLMWithNextSentence(tokenizer, max_length=32, seed=1)
     folder = tmp_path / "prepared"
     training, held_out = load_documents(str(text)).split(0.2)

@@ -416,6 +416,7 @@ def test_fusion_training_with_penalty() -> None:
     assert not any("fusions" in name for name in model.state_dict())
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_compiled_model_matches_eager() -> None:
     bert = MASKED_LM.model(num_hidden_layers=1)

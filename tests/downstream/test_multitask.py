@@ -57,6 +57,7 @@ def multitask_model(family: str, **weights: float) -> CtxMultiTaskModel:
     return with_random_parameters(model, seed=1).eval()
 
 
+@pytest.mark.fast_families("bert", "elmo")
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_task_matches_single_task_model(family: str, tmp_path: Path, subtests) -> None:
     """Outputs, gradients and saved files."""

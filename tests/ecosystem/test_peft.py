@@ -43,6 +43,7 @@ def save_and_reload(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     return type(model).from_pretrained(folder)
 
 
+@pytest.mark.fast_families("bert", "t5")
 @all_families
 def test_adapters_train_merge_and_reload(family: str, tmp_path: Path) -> None:
     """The loss is equal with all logits, with padding, and for saved and merged adapters."""
@@ -92,6 +93,7 @@ def test_adapted_word_embeddings_are_used_in_auxiliary_loss(case: Case) -> None:
     assert_close(scalar_loss(case, merged, batch), loss, "the merged weights")
 
 
+@pytest.mark.fast_families("bert", "t5")
 @pytest.mark.parametrize("family", list({case.family.name: None for case in WITH_TASK}))
 def test_task_type_sets_target_modules(family: str, tmp_path: Path) -> None:
     """Default targets are the attention projections; newly initialized modules are trained and saved."""

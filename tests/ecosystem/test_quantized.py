@@ -45,6 +45,7 @@ def count_quantized(model: PreTrainedModel) -> int:
     return packed + sum(type(module.weight) is not torch.nn.Parameter for module in layers)
 
 
+@pytest.mark.fast_families("bert", "elmo")
 @pytest.mark.filterwarnings("ignore")  # deprecations of torch and torchao
 @pytest.mark.parametrize(("quantize", "tolerance"), [(dynamic, 0.3), (weight_only, 0.15), (eight_bit, 0.15)])
 @as_subtests(REPRESENTATIVES)

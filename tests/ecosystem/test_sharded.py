@@ -59,6 +59,7 @@ def check_sharded(case: Case, mesh: DeviceMesh, *, per_module: bool) -> None:
     assert_same_gradients(full_gradients, expected)
 
 
+@pytest.mark.fast_families("bert", "t5", "elmo")
 @pytest.mark.filterwarnings("ignore:.*returned a view tensor")
 @as_subtests(REPRESENTATIVES)
 def test_losses_and_gradients_with_sharded_layers(case: Case, mesh: DeviceMesh) -> None:

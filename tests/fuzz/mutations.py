@@ -11,7 +11,7 @@ import pytest
 
 from hf_ctxmodels.core.errors import CtxError
 
-QUICK_SEEDS, MANY_SEEDS = 200, 4000
+QUICK_SEEDS, MANY_SEEDS = 80, 4000
 SEED_COUNTS = [QUICK_SEEDS, pytest.param(MANY_SEEDS, marks=pytest.mark.slow)]
 _MAX_LINES, _MAX_CHARACTERS = 16, 4000  # of an error message; lists of valid names are long
 

@@ -35,6 +35,7 @@ INVALID_FIELDS: list[tuple[str, Any]] = [
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
+@pytest.mark.fast_families("bert", "t5", "elmo")
 @pytest.mark.parametrize("count", SEED_COUNTS)
 @all_families
 def test_mutated_configurations(family: FamilySpec, count: int, tmp_path: Path) -> None:

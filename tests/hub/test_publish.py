@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hub_process import HubProcess
+from fork_server import ForkServer
 from hub_repository import PICKLES, REPO, metadata_errors, push_command
 from hub_server import HubServer
 from saved_models import save_model
@@ -63,7 +63,11 @@ for repo, folder, head in json.loads(sys.argv[1]):
     ids=["one", "all"],
 )
 def test_push_pull_and_remote_code(
-    families: list[FamilySpec], run_python, hub: HubServer, hub_process: HubProcess, tmp_path: Path
+    families: list[FamilySpec],
+    process_without_package: ForkServer,
+    hub: HubServer,
+    hub_process: ForkServer,
+    tmp_path: Path,
 ) -> None:
     directories = {family.name: save_model(family, tmp_path / f"tiny-{family.name}") for family in families}
     repos = {name: f"zoo/{directory.name}" for name, directory in directories.items()}
@@ -88,7 +92,7 @@ def test_push_pull_and_remote_code(
         assert json.loads(line) == [*(cls.__name__ for cls in classes), "transformers"]
 
     jobs = [(repo, str(tmp_path / "remote" / name), heads[name]) for name, repo in repos.items()]
-    open_result = run_python("-c", OPEN_REMOTE_CODE, json.dumps(jobs), token=None)
+    open_result = process_without_package.run("-c", OPEN_REMOTE_CODE, json.dumps(jobs), HF_TOKEN="")
     assert open_result.returncode == 0, open_result.stderr
     for name, line in zip(repos, open_result.stdout.splitlines(), strict=True):
         assert all(module.startswith("hf_ctxmodels.") for module in json.loads(line)), name
@@ -97,6 +101,7 @@ def test_push_pull_and_remote_code(
         assert code == {f"{stub.module}.py": stub.source}, "only the stub is saved"
 
 
+@pytest.mark.fast_families("bert", "t5")
 def test_auto_map_lists_all_auto_classes(family: FamilySpec, saved_model: Path) -> None:
     files = repository_files(saved_model, REPO)
     auto_map = json.loads(files["config.json"])["auto_map"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from commands import run_command
-from hub_process import HubProcess
+from fork_server import ForkServer
 from hub_repository import PICKLES, REPO, push_command
 from hub_server import TOKEN, HubServer
 from huggingface_hub import constants
@@ -49,7 +49,7 @@ def directory(saved_model: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def published(hub_process: HubProcess, saved_model: Path) -> str:
+def published(hub: HubServer, hub_process: ForkServer, saved_model: Path) -> str:
     """Name of a repository with the saved model."""
     repo_id = f"zoo/{saved_model.name}"
     result = hub_process.run(*push_command(saved_model, repo_id))
@@ -58,13 +58,13 @@ def published(hub_process: HubProcess, saved_model: Path) -> str:
     return repo_id
 
 
-def test_error_without_package_names_install_command(run_python, published: str) -> None:
-    result = run_python("-c", OPEN_WITHOUT_PACKAGE, published, token=None)
+def test_error_without_package_names_install_command(process_without_package: ForkServer, published: str) -> None:
+    result = process_without_package.run("-c", OPEN_WITHOUT_PACKAGE, published, HF_TOKEN="")
     assert result.returncode != 0
     assert "pip install hf_ctxmodels" in result.stderr
 
 
-def test_invalid_token_is_refused(hub_process: HubProcess, hub: HubServer, saved_model: Path) -> None:
+def test_invalid_token_is_refused(hub_process: ForkServer, hub: HubServer, saved_model: Path) -> None:
     """`--token` takes precedence over the valid token of the environment."""
     result = hub_process.run(*push_command(saved_model, "zoo/refused", "--token", "hf_wrong"))
     assert result.returncode == 2
@@ -86,7 +86,7 @@ def test_unreachable_hub_is_reported(
 
 
 def test_killed_upload_leaves_repository_unchanged(
-    hub_process: HubProcess, hub: HubServer, published: str, saved_model: Path, tmp_path: Path
+    hub_process: ForkServer, hub: HubServer, published: str, saved_model: Path, tmp_path: Path
 ) -> None:
     """The next push publishes the changed weights."""
     files, num_commits = hub.files(published), len(hub.repositories[published].commits)
@@ -112,7 +112,7 @@ def test_killed_upload_leaves_repository_unchanged(
     assert hub.files(published)["model.safetensors"] == bytes(weights)
 
 
-def test_push_to_branch_of_private_repository(hub_process: HubProcess, hub: HubServer, saved_model: Path) -> None:
+def test_push_to_branch_of_private_repository(hub_process: ForkServer, hub: HubServer, saved_model: Path) -> None:
     flags = ["--private", "--revision", "trial", "--commit_message", "a trial"]
     result = hub_process.run(*push_command(saved_model, "zoo/private", *flags))
     assert result.returncode == 0, result.stderr

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from fork_server import ForkServer
 from hub_server import HubServer
 from saved_models import save_model
 from transformers import AutoModel
@@ -46,11 +47,11 @@ for job in jobs:
     ids=["one", "all"],
 )
 def test_saved_directories_open_without_importing_package(
-    families: list[FamilySpec], run_python, hub: HubServer, tmp_path: Path
+    families: list[FamilySpec], process_without_package: ForkServer, hub: HubServer, tmp_path: Path
 ) -> None:
     """The stub that imports the package has the same code in all families."""
     jobs = [(str(save_model(family, tmp_path / family.name)), pretraining_auto_class(family)) for family in families]
-    result = run_python("-c", OPEN, json.dumps(jobs))
+    result = process_without_package.run("-c", OPEN, json.dumps(jobs))
     assert result.returncode == 0, result.stderr
     for family, line in zip(families, result.stdout.splitlines(), strict=True):
         classes = (

@@ -68,6 +68,7 @@ def test_classifier_guidance_matches_bayes_rule(decoder: Any, classifier: Any, w
     assert guidance.label_log_probabilities(["", " "]).tolist() == pytest.approx([-math.log(3)] * 2)
 
 
+@pytest.mark.slow
 def test_generation_with_classifier_guidance(decoder: Any, classifier: Any) -> None:
     """Greedy texts equal a loop over `posterior`; batched texts equal single ones."""
     model, tokenizer = decoder

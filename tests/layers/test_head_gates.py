@@ -127,7 +127,8 @@ def test_pruned_model_equals_disabled_heads(case: Case, tmp_path: Path) -> None:
             model.export_reference(directory)
 
 
-@pytest.mark.parametrize(("family", "mode"), [("bert", "zero"), pytest.param("t5", "uniform", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "mode"), [("bert", "zero"), ("t5", "uniform")])
 def test_compiled_graphs_respect_disabled_heads(family: str, mode: Any) -> None:
     """Graphs compiled before the heads are disabled are not used, nor those compiled within the context."""
     case = next(case for case in CASES if case.family.name == family)

@@ -161,6 +161,7 @@ class TestAutoClasses:
 
 
 class TestSaving:
+    @pytest.mark.fast_families("bert", "gpt2", "t5", "elmo", "cove")
     @as_subtests(CASES)
     def test_saved_model_has_same_outputs(self, case: Case, tmp_path: Path) -> None:
         """The file contains native names, and tied weights once."""
@@ -272,6 +273,7 @@ class TestResizing:
             assert new_weight.grad is not None or not new_weight.requires_grad
 
 
+@pytest.mark.fast_families("bert", "gpt2", "electra")
 def test_parameter_counts_of_published_models(family: FamilySpec) -> None:
     assert any("AutoModel" in published.counts for published in family.published.values())
     classes = {case.name: case.model_class for case in CASES if case.family is family} | family.models

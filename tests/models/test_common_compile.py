@@ -114,7 +114,7 @@ class TestCompile:
         expected = gradients(model, scalar_loss(case, model, batch))
         assert_same_gradients(gradients(model, scalar_loss(case, compiled, batch)), expected)
 
-    @compiled_network_cases
+    @pytest.mark.slow
     def test_compiled_encoder_training_step(self, network_case: Case) -> None:
         self._train_one_step(network_case)
 

@@ -175,6 +175,7 @@ class TestInput:
 
 
 class TestTargets:
+    @pytest.mark.fast_families("bert", "gpt2", "t5", "glove")
     @as_subtests(REPRESENTATIVES, "head_case")
     def test_labels_out_of_range_or_of_wrong_shape(self, head_case: Case) -> None:
         batch = make_batch(head_case)
@@ -189,6 +190,7 @@ class TestTargets:
                 wrong = with_value(target, tuple((target != -100).nonzero()[0]), value)
                 assert_error(model, batch | targets | {name: wrong}, name, str(value), "outside [0, ")
 
+    @pytest.mark.fast_families("bert", "gpt2", "t5", "glove")
     @as_subtests(REPRESENTATIVES, "head_case")
     def test_invalid_target_types(self, head_case: Case) -> None:
         """Not a tensor or wrong dtype; int32 gives the same outputs as int64."""

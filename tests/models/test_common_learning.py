@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from accelerate.state import AcceleratorState, GradientState
 from benchmarks.learning_report import evaluate_pretraining, is_token_loss, learning_recipes
-from zoo import ARCHETYPE_FAMILIES
 
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.data import load_documents
@@ -21,8 +20,9 @@ RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
 HELD_OUT = 0.02
 REVIEWS = "glue_like/movie_reviews/polarity2.jsonl.gz"
 PRETRAINED = [family for family in FAMILIES.values() if family.objectives]
-SHORT_TRAINING_FAMILIES = [  # a few seconds each
-    pytest.param(family, marks=() if family in ARCHETYPE_FAMILIES else pytest.mark.slow) for family in PRETRAINED
+FAST_FAMILIES = ("bert", "glove")
+SHORT_TRAINING_FAMILIES = [
+    pytest.param(family, marks=() if family.name in FAST_FAMILIES else pytest.mark.slow) for family in PRETRAINED
 ]
 # Configuration fields of the small models; fields that a family does not have are omitted.
 SMALL = {

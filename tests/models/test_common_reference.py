@@ -187,6 +187,7 @@ class TestLoading:
 
 
 class TestExport:
+    @pytest.mark.fast_families("bert", "gpt2", "t5")
     @as_subtests(REFERENCE_CASES)
     def test_transformers_loads_export_bit_exact(self, case: Case, exports: Exports) -> None:
         report = exports.loading_report(case)

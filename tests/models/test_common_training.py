@@ -291,6 +291,7 @@ class TestGradients:
 class TestLearning:
     """A few dozen steps on a task with a known best loss of predictions that ignore the input."""
 
+    @pytest.mark.fast_families("bert", "gpt2", "t5", "ulmfit")
     @parametrize_forwards
     def test_training_beats_baseline(self, head_case: Case) -> None:
         model = head_case.model(initializer_range=0.05, num_hidden_layers=2).train()

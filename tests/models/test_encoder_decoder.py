@@ -1,14 +1,13 @@
 """Encoder-decoders from two models: parity with `EncoderDecoderModel`, layouts, shared weights, checkpoints."""
 
 import copy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from commands import save, tiny_pair
+from forked import run_forked
 from huggingface_hub.errors import StrictDataclassError
 from training_runs import trainer_arguments, unbatch
 from transformers import (
@@ -301,7 +300,8 @@ def test_saved_model_loads_in_new_process(batch: dict[str, torch.Tensor], tmp_pa
     model = make_pair("bert", "gpt2")
     model.save_pretrained(tmp_path)
     torch.save(batch, tmp_path / "batch.pt")
-    subprocess.run([sys.executable, "-c", RELOAD, str(tmp_path)], check=True)
+    result = run_forked("-c", RELOAD, tmp_path)
+    assert result.returncode == 0, result.stderr
     torch.testing.assert_close(torch.load(tmp_path / "loss.pt"), model(**batch).loss.detach(), rtol=0, atol=0)
     spec = get_family(model.config)
     assert spec.tokenizer is FAMILIES["bert"].tokenizer

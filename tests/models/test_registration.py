@@ -1,14 +1,12 @@
 """Registry and package import: lookup, validation of specs, registration and import direction."""
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grimp
 import pytest
+from fork_server import ForkServer
 from zoo import HEADS, Case, as_subtests, tiny_config
 
 import hf_ctxmodels
@@ -22,18 +20,6 @@ FIRST, SECOND = list(FAMILIES.values())[:2]
 MODEL_TYPE = FIRST.config.model_type
 
 
-# Runs each program in a forked process that has imported transformers, but not this package.
-FORK = """
-import json, os, sys
-import transformers.models.auto.modeling_auto, transformers.models.bert.modeling_bert, transformers.conversion_mapping
-for name, code in json.loads(sys.argv[1]).items():
-    if not os.fork():
-        sys.stdout = open(os.path.join(sys.argv[2], name), "w")
-        exec(code, {"__name__": "__main__"})
-        sys.stdout.flush()
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0, name
-"""
 HEAVY_MODULES = ["datasets", "accelerate.accelerator", "evaluate", "matplotlib", "gensim"]
 HEAVY_MODULES += [f"hf_ctxmodels.{name}" for name in ("training", "downstream.tasks", "cli")]
 IMPORT_FAILS = "try:\n    import hf_ctxmodels\nexcept RuntimeError as error:\n    print(error)\n"
@@ -60,12 +46,11 @@ PROGRAMS = {
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def outputs(process_without_package: ForkServer) -> dict[str, str]:
     """The output of each program of `PROGRAMS` in a process that had not imported the package."""
-    folder = tmp_path_factory.mktemp("printed")
-    result = subprocess.run([sys.executable, "-c", FORK, json.dumps(PROGRAMS), folder], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return {name: (folder / name).read_text() for name in PROGRAMS}
+    results = {name: process_without_package.run("-c", code) for name, code in PROGRAMS.items()}
+    assert not [result for result in results.values() if result.returncode]
+    return {name: result.stdout for name, result in results.items()}
 
 
 def test_import_loads_no_heavy_packages(outputs: dict[str, str]) -> None:

@@ -230,7 +230,7 @@ def corpus(tokenizer: Any, tmp_path: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("family", ["mass", "xlm"])
+@pytest.mark.parametrize("family", [pytest.param("mass", marks=pytest.mark.slow), "xlm"])
 def test_resumed_equals_uninterrupted_run(family: str, corpus: dict[str, Any], tokenizer: Any, tmp_path: Path) -> None:
     model = save(tmp_path / "model", make_model(family, tokenizer), tokenizer)
     flags = {**corpus, "model": model, "max_steps": 4, "save_steps": 2}

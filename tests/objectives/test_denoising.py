@@ -119,7 +119,7 @@ def insert_masks(rule: DataCollatorForDenoising, ids: list[int], count: int, rng
     return [inserted[position] if position in inserted else next(remaining_ids) for position in range(len(ids) + count)]
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(options=all_options, seed=st.integers(0, 10_000))
 def test_noise_matches_reference_loops(tokenizer: CtxBertTokenizer, options: dict[str, Any], seed: int) -> None:
     collator = DataCollatorForDenoising(tokenizer, **options)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numbered_text import numbered_documents
 
@@ -51,7 +51,6 @@ def reference_columns(
     return columns
 
 
-@settings(max_examples=100)
 @given(
     segments=st.sampled_from([(None, None), (7, None), (64, None), (None, 1), (None, 2), (None, 5), (None, 10_000)]),
     side=st.sampled_from(["left", "right"]),

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numbered_text import NUM_WORDS, assert_contiguous, numbered_documents, split_segments, with_index, word
 
@@ -16,7 +16,6 @@ from hf_ctxmodels.objectives import sentence_pairs as pairs
 shapes = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=12), min_size=2, max_size=6)
 
 
-@settings(max_examples=150)
 @given(shape=shapes, max_length=st.integers(5, 48), seed=st.integers(0, 10**6), short=st.sampled_from([0.0, 0.1, 1.0]))
 def test_segments_are_contiguous(tokenizer, shape, max_length, seed, short):
     assume(sum(map(sum, shape)) < NUM_WORDS)

@@ -6,7 +6,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numbered_text import NUM_WORDS, assert_contiguous, make_examples, split_segments, with_index
 from transformers import AlbertConfig, AlbertForPreTraining
@@ -20,7 +20,6 @@ from hf_ctxmodels.objectives.tokenized_documents import sentence_chunks
 shapes = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=12), min_size=2, max_size=6)
 
 
-@settings(max_examples=150)
 @given(
     shape=shapes,
     max_length=st.integers(5, 48),

@@ -6,7 +6,7 @@ from itertools import groupby
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numbered_text import numbered_documents, with_index
 
@@ -43,7 +43,6 @@ def reference_spans(words, budget, probabilities, rng):
     return sorted(selected)
 
 
-@settings(max_examples=150)
 @given(
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=40),
     special=st.sets(st.integers(0, 39)),

@@ -6,7 +6,7 @@ from math import comb
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numbered_text import word
 
@@ -48,7 +48,6 @@ def reference_input_and_target(ids: list[int], noise: list[bool], sentinel: int)
     return sides[0] + [END], sides[1] + [END]
 
 
-@settings(max_examples=60)
 @given(length=st.integers(2, 700), density=st.floats(0.01, 0.99), mean=st.floats(1, 20), seed=st.integers(0, 10**6))
 def test_noise_counts_match_release(length: int, density: float, mean: float, seed: int) -> None:
     mask = alternating_spans(length, density, mean, np.random.default_rng(seed))

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numbered_text import numbered_documents, with_index
 
@@ -26,7 +26,6 @@ def make_documents(documents=40, sentences=12, words=6):
     return numbered_documents([[words] * sentences] * documents)
 
 
-@settings(max_examples=100)
 @given(
     candidates=st.lists(st.booleans(), min_size=1, max_size=80),
     length=st.integers(2, 5),

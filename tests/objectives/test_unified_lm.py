@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numbered_text import numbered_documents, with_index
 
@@ -57,7 +57,6 @@ def test_rows_of_each_attention_pattern(tokenizer):
     assert rates["selected_share"] == pytest.approx(0.15, abs=0.02)
 
 
-@settings(max_examples=80)
 @given(
     is_candidate=st.lists(st.booleans(), min_size=1, max_size=60),
     probability=st.floats(0.05, 1),

@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numbered_text import make_examples, numbered_documents, split_segments, with_index, word
 
@@ -34,7 +34,6 @@ def reference_units(text: list[str], phrases: list[list[str]]) -> list[list[str]
     return units
 
 
-@settings(max_examples=150)
 @given(
     text=words, phrases=st.lists(st.lists(st.sampled_from(NUM_WORDS), min_size=2, max_size=4), min_size=1, max_size=6)
 )
@@ -60,7 +59,6 @@ def test_invalid_phrases(tokenizer, tmp_path):
     assert joined.tolist() == [-1, 1, 2], "a special token is in no unit"
 
 
-@settings(max_examples=150)
 @given(
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=40),
     special=st.sets(st.integers(0, 39)),

@@ -25,6 +25,7 @@ from zoo import (
 pytestmark = pytest.mark.all_families
 
 SEEDS = range(6)
+FAST_SEEDS = SEEDS[:2]
 BASES = [case for case in REFERENCE_CASES if case.is_base]
 HEADS = [case for case in REFERENCE_CASES if not case.is_base]
 
@@ -101,9 +102,12 @@ def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
+@pytest.mark.parametrize(
+    "seeds", [FAST_SEEDS, pytest.param(SEEDS[len(FAST_SEEDS) :], marks=pytest.mark.slow)], ids=["fast", "others"]
+)
 @pytest.mark.parametrize("case", BASES, ids=str)
-def test_base_model_outputs(case: Case, tmp_path: Path) -> None:
-    for seed in SEEDS:
+def test_base_model_outputs(case: Case, seeds: range, tmp_path: Path) -> None:
+    for seed in seeds:
         assert_equal_outputs(case, seed, *pair(case, seed, tmp_path / str(seed)))
 
 
@@ -119,6 +123,7 @@ def test_pooler_uses_first_token_with_left_padding(case: Case, tmp_path: Path) -
     assert_close(reference(**left).pooler_output[is_full], model(**left).pooler_output[is_full])
 
 
+@pytest.mark.fast_families("albert", "bart", "bert", "electra", "gpt2", "t5", "xlm", "xlnet")
 @as_subtests(HEADS)
 def test_head_outputs_losses_and_gradients(case: Case, tmp_path: Path) -> None:
     """One seed per head: seeds change the shape of the encoder."""

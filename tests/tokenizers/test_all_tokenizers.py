@@ -7,7 +7,7 @@ import random
 import pytest
 import transformers
 from forked import run_forked
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizer_texts import EDGE_CASE_TEXTS, TEXTS, read_lines
 from transformers import AutoTokenizer
@@ -91,7 +91,6 @@ def tokenizer_and_reference(request, tmp_path_factory):
     return tokenizer, REFERENCES[request.param].from_pretrained(folder)
 
 
-@settings(max_examples=200)
 @given(text=st.text(max_size=80))
 def test_ids_equal_transformers_on_any_text(tokenizer_and_reference, text):
     """A byte-level tokenizer's `decode` restores the text."""

@@ -51,7 +51,7 @@ def real_texts(shared_data):
 )
 def test_ids_equal_transformers_on_real_text(real_files, real_texts, options):
     tokenizer, reference = (cls.from_pretrained(real_files, **options) for cls in (CtxBertTokenizer, BertTokenizer))
-    assert_same_encodings(tokenizer, reference, real_texts)
+    assert_same_encodings(tokenizer, reference, real_texts[:: 4 if options else 1])
     assert_same_encodings(tokenizer, reference, EDGE_CASE_TEXTS, padding=True)
 
 

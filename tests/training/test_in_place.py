@@ -45,9 +45,9 @@ def run(family: FamilySpec, folder: Path, output: str, steps: int, *extra_flags:
     "options",
     [
         (),
-        ("--objective", "cbow"),
+        pytest.param(("--objective", "cbow"), marks=pytest.mark.slow),
         ("--objective", "skip-gram:output=hierarchical-softmax"),
-        ("--objective", "skip-gram:output=softmax"),
+        pytest.param(("--objective", "skip-gram:output=softmax"), marks=pytest.mark.slow),
         ("--streaming", "true"),
     ],
     ids=["skip-gram", "cbow", "tree", "softmax", "stream"],

@@ -87,6 +87,7 @@ def test_loss_that_never_falls_raises():
         _ = RangeTest(np.geomspace(1e-6, 0.1, 10), np.linspace(1, 2, 10)).suggestion
 
 
+@pytest.mark.slow
 def test_auto_run_equals_run_with_suggested_rate(workspace, pretraining_setup, tmp_path, monkeypatch):
     """Bit for bit, with dropout, accumulation and layerwise rates; a resumed run does not repeat the test."""
     options = {"gradient_accumulation_steps": 2, "layerwise_lr_decay": 2.0, "save_steps": 3}

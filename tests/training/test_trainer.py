@@ -20,6 +20,20 @@ from hf_ctxmodels.training.training_step import INDEX_KEY, TrainingStep
 MULTI_TERM_HEADS = [case for case in HEADS if not case.model_class.accepts_loss_kwargs]
 
 
+def mark_others_slow(cases: list[Case], *names: str) -> list[Any]:
+    """Parameters of a test; all but the cases with these names are slow."""
+    return [pytest.param(case, marks=() if str(case) in names else pytest.mark.slow) for case in cases]
+
+
+# one loss, several losses, a state across batches; generator and discriminator
+SINGLE_LOSS, SEVERAL_LOSSES, RECURRENT, GENERATOR = (
+    "bert-AutoModelForMaskedLM",
+    "bert-AutoModelForPreTraining",
+    "ulmfit-AutoModelForCausalLM",
+    "electra-AutoModelForPreTraining",
+)
+
+
 @pytest.fixture(params=ARCHETYPES, ids=str)
 def head(request: pytest.FixtureRequest) -> Case:
     return request.param
@@ -62,7 +76,12 @@ def assert_equal_weights(
         torch.testing.assert_close(actual[name], expected[name], rtol=0, atol=tolerance, msg=name)
 
 
-@pytest.mark.parametrize("head", [case for case in ARCHETYPES if not case.is_recurrent], ids=str, indirect=True)
+@pytest.mark.parametrize(
+    "head",
+    mark_others_slow([case for case in ARCHETYPES if not case.is_recurrent], SEVERAL_LOSSES),
+    ids=str,
+    indirect=True,
+)
 def test_training_reduces_loss(head, make_trainer):
     batch, baseline = make_training_batch(head, 64, seed=1)
     trainer = make_trainer(batch=batch, max_steps=40, lr_scheduler_type="constant")
@@ -96,6 +115,9 @@ def check_accumulation(head: Case, make_trainer: Any, batch: dict[str, torch.Ten
     assert_equal_weights(steps[4], steps[16], tolerance=1e-6)
 
 
+@pytest.mark.parametrize(
+    "head", mark_others_slow(ARCHETYPES, SINGLE_LOSS, RECURRENT, GENERATOR), ids=str, indirect=True
+)
 def test_accumulation_equals_large_batch(head, make_trainer):
     if head.uses_batch_norm:
         pytest.skip("batch normalization depends on the batch")
@@ -108,7 +130,7 @@ def test_accumulation_equals_large_batch(head, make_trainer):
     check_accumulation(head, make_trainer, batch, Trainer)
 
 
-@pytest.mark.parametrize("head", MULTI_TERM_HEADS, ids=str, indirect=True)
+@pytest.mark.parametrize("head", mark_others_slow(MULTI_TERM_HEADS, SEVERAL_LOSSES, GENERATOR), ids=str, indirect=True)
 def test_accumulation_of_unequal_counts(head, make_trainer):
     if head.uses_batch_norm:
         pytest.skip("batch normalization depends on the batch")
@@ -134,6 +156,9 @@ def test_evaluation_of_multiple_terms(head, make_trainer):
             assert metrics["eval_loss"] == pytest.approx(float(head.model()(**subset).loss), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    "head", mark_others_slow(ARCHETYPES, SEVERAL_LOSSES, RECURRENT, GENERATOR), ids=str, indirect=True
+)
 def test_resumed_run_equals_uninterrupted_run(head, make_trainer, tmp_path):
     arguments = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3}
     dropout = {name: 0.2 for name in ("hidden_dropout_prob",) if hasattr(head.config(), name)}
@@ -144,6 +169,7 @@ def test_resumed_run_equals_uninterrupted_run(head, make_trainer, tmp_path):
     assert_equal_weights(weights(resumed.model), weights(uninterrupted.model))
 
 
+@pytest.mark.parametrize("head", mark_others_slow(ARCHETYPES, SINGLE_LOSS, RECURRENT), ids=str, indirect=True)
 def test_best_model_is_loaded(head, make_trainer, tmp_path):
     arguments = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
     # the loss falls: with the highest loss as the best, the best checkpoint is not the last one

@@ -32,6 +32,7 @@ def data(treebank_files: dict[str, str]) -> ProbingData:
     return build_data(["pos", "arc", "distance", "sentlen"], treebank_files, [0], train_sample=10)
 
 
+@pytest.mark.fast_families("bert", "gpt2", "elmo")
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_all_families(family: str, texts: list[str], data: ProbingData) -> None:
     """All layers, with trained and untrained weights; static embeddings have only layer 0."""

@@ -150,6 +150,7 @@ def test_classification_networks(sources: dict[str, str], name: str) -> None:
         torch.testing.assert_close(single[0], logits[row], **CLOSE)
 
 
+@pytest.mark.slow
 def test_finetune_pairs(sources: dict[str, str], table: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """A pair classifier on two encoders learns, resumes exactly, predicts, and is published without unrelated files."""
     features = ",".join(f"{name}={sources[name]}" for name in ("bert", "glove"))
