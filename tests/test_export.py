@@ -226,9 +226,8 @@ def test_int8_comparison_excludes_rounding(tmp_path: Path, monkeypatch: pytest.M
         assert exporting.max_relative_difference(model, lambda batch: [next(outputs)], batches) < 1e-6
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("onnxruntime")
-@pytest.mark.parametrize(("precision", "type_name"), [("token", "INT8"), ("low bits", "UINT8")])
+@pytest.mark.parametrize(("precision", "type_name"), [("token", "INT8"), slow("low bits", "UINT8")])
 def test_quantized_weight_types_in_onnx(precision: str, type_name: str, tmp_path: Path) -> None:
     """Weights of 8 and 3 bits are stored as integers."""
     import onnx

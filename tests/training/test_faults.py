@@ -219,9 +219,8 @@ debug_launcher(run_script, (pretrain.main,), num_processes=int(os.environ["PROCE
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "thorough"), [("workspace", False), ("workspace", True), ("contiguous_workspace", True)]
+    ("name", "thorough"), [("workspace", False), slow("workspace", True), slow("contiguous_workspace", True)]
 )
 def test_resume_from_sharded_checkpoints(request, tmp_path, name, thorough):
     """An FSDP run that is killed while saving resumes without accumulation, up to rounding; its final model is merged
