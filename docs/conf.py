@@ -10,6 +10,7 @@ from typing import Any
 from docstrings import to_rst
 from reference import links
 from sphinx.application import Sphinx
+from sphinx.domains.python import PythonDomain
 
 from hf_ctxmodels import __version__
 
@@ -94,7 +95,25 @@ def make_signature_valid(
     return signature, returns
 
 
+class IndexedPythonDomain(PythonDomain):
+    """The domain of Python objects with a fast search for names that are not documented here, such as `Tensor`.
+
+    Sphinx compares each of them with the names of all objects, which takes minutes for the types in signatures.
+    """
+
+    _last_names: tuple[int, set[str]] = (0, set())  # number of objects, and the last parts of their names
+
+    def find_obj(self, env: Any, modname: Any, classname: Any, name: str, *arguments: Any) -> list[tuple[str, Any]]:
+        """Find objects, see `PythonDomain.find_obj`."""
+        if self._last_names[0] != len(self.objects):
+            self._last_names = len(self.objects), {full_name.rpartition(".")[2] for full_name in self.objects}
+        if name.removesuffix("()").rpartition(".")[2] not in self._last_names[1]:
+            return []
+        return super().find_obj(env, modname, classname, name, *arguments)
+
+
 def setup(app: Sphinx) -> None:
-    """Register the conversions of docstrings and signatures with Sphinx."""
+    """Register the conversions of docstrings and signatures, and the domain of Python objects, with Sphinx."""
+    app.add_domain(IndexedPythonDomain, override=True)
     app.connect("autodoc-process-docstring", describe)
     app.connect("autodoc-process-signature", make_signature_valid)

@@ -1,8 +1,8 @@
 r"""Pretrain a small model of a family, fine-tune it and a randomly initialized one, and compare both with baselines.
 
-    python scripts/learning.py --family bert --dataset '../shared/data/corpus/[!t]*.txt.gz' \
-        --train_file ../shared/data/glue_like/SST-2/train.tsv.gz --dev_file ../shared/data/glue_like/SST-2/dev.tsv \
-        --test_file ../shared/data/glue_like/SST-2/test.tsv --text_column sentence --output_dir runs/bert
+    python scripts/learning.py --family bert --dataset 'DATA/corpus/[!t]*.txt.gz' \
+        --train_file DATA/glue_like/SST-2/train.tsv.gz --dev_file DATA/glue_like/SST-2/dev.tsv \
+        --test_file DATA/glue_like/SST-2/test.tsv --text_column sentence --output_dir runs/bert
 
 Each stage is a command of the package and is printed. The learning rate of fine-tuning is chosen on the dev file,
 separately for pretrained and random weights; the test file is evaluated once, with the chosen rate. Writes learning.md
