@@ -151,5 +151,5 @@ def test_flags_that_differ_from_preparation_raise(folder: Path) -> None:
         ({"output_dir": folder}, "contains other files"),
         ({"output_dir": folder, "overwrite": True}, "contains other files"),
     ):
-        flags = text_flags(folder) | {"output_dir": folder / "other"} | flags
+        flags = text_flags(folder) | {"output_dir": folder / "other", "num_proc": 1} | flags
         assert message in command_output("prepare", **flags, fails=True)

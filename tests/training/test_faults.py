@@ -93,8 +93,8 @@ def test_sigterm_saves_and_stream_resumes(any_workspace, tmp_path):
     code, errors = any_workspace.pretrain(*any_workspace.flags(uninterrupted, *BATCHES, *LENGTH, "--streaming"))
     assert code == 0, errors
 
-    flags = any_workspace.flags(resumed, *BATCHES, *LENGTH, "--streaming", "--dataloader_workers", 1)
-    process = any_workspace.start("-m", "hf_ctxmodels", "pretrain", *flags)
+    flags = any_workspace.flags(resumed, *BATCHES, *LENGTH, "--streaming")
+    process = any_workspace.start("-m", "hf_ctxmodels", "pretrain", *flags, "--dataloader_workers", 1)
     wait_for(resumed / "checkpoint-3", process)
     os.killpg(process.pid, signal.SIGTERM)
     _, errors = process.communicate()
