@@ -91,7 +91,9 @@ def make_signature_valid(
     try:
         ast.parse(f"def function{signature or '()'}: ...")
     except SyntaxError:
-        return re.sub(r"<[^<>]*>", "...", signature or ""), returns
+        count = 1
+        while count:  # also nested ones, such as `<function <lambda> at 0x7f>`
+            signature, count = re.subn(r"<[^<>]*>", "...", signature or "")
     return signature, returns
 
 
