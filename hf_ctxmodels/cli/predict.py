@@ -25,7 +25,6 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.files import check_file
-from hf_ctxmodels.data.table_files import has_labels
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.multitask.task_list import KINDS
 from hf_ctxmodels.downstream.tasks import QuestionAnswering, Seq2Seq, TaskArguments
@@ -160,7 +159,7 @@ def _predict_targets(
         raise CtxError("The model's head is for the task seq2seq.", location=f"--{flag_name}", hint="remove it.")
     task = Seq2Seq(task_arguments)
     task.check_unused_arguments()
-    is_labeled = has_labels(arguments.input, task_arguments.label_column or "target")
+    is_labeled = task.has_labels(arguments.input)
     examples = task.read_file(arguments.input) if is_labeled else task.read_unlabeled(arguments.input)
     model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModelForSeq2SeqLM.__name__)
     placement.place(model)

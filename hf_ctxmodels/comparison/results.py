@@ -151,13 +151,18 @@ def result_table(
     seeds = f"Mean and standard deviation of up to {len(plan.seeds)} seeds. " if len(plan.seeds) > 1 else ""
     return Table(
         title,
-        [measure if metric == metrics[measure][0] else f"{measure}, {metric}" for measure, metric in columns],
+        _column_titles(columns, metrics),
         rows,
         cells,
         spreads if len(plan.seeds) > 1 else None,
         note=f"{seeds}Empty cells: the measure is not defined for the family, or not finished. Probes and senses: the "
         f"best layer. {notes}",
     )
+
+
+def _column_titles(columns: Sequence[tuple[str, str]], metrics: dict[str, list[str]]) -> list[str]:
+    """Title of each column, a measure and one of its metrics: the measure, and the metric unless it is the first."""
+    return [measure if metric == metrics[measure][0] else f"{measure}, {metric}" for measure, metric in columns]
 
 
 def contrast_tables(plan: Plan, title: str, metrics: dict[str, list[str]], records: Sequence[Record]) -> list[Table]:
@@ -186,8 +191,7 @@ def contrast_tables(plan: Plan, title: str, metrics: dict[str, list[str]], recor
         "Mean difference of the scores of both variants with the same seed, and the lowest and the highest difference. "
         "An asterisk marks differences of at least three seeds that all have the same sign."
     )
-    names = [measure if metric == metrics[measure][0] else f"{measure}, {metric}" for measure, metric in columns]
-    return [Table(title, names, list(rows), list(rows.values()), note=note)]
+    return [Table(title, _column_titles(columns, metrics), list(rows), list(rows.values()), note=note)]
 
 
 def _difference_text(differences: Sequence[float]) -> str | None:

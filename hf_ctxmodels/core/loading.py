@@ -114,8 +114,8 @@ def _hub_answers(repo_id: str, repo_type: str) -> bool:
         HfApi().repo_info(repo_id, repo_type=repo_type, timeout=10)
     except TransportError:
         return False
-    except (HfHubHTTPError, ValueError):  # such as a private repository, about which the libraries raise clear errors
-        return True
+    except (HfHubHTTPError, ValueError):
+        pass  # such as a private repository, about which the libraries raise clear errors
     return True
 
 

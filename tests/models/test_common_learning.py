@@ -20,10 +20,6 @@ RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
 HELD_OUT = 0.02
 REVIEWS = "glue_like/movie_reviews/polarity2.jsonl.gz"
 PRETRAINED = [family for family in FAMILIES.values() if family.objectives]
-FAST_FAMILIES = ("bert", "glove")
-SHORT_TRAINING_FAMILIES = [
-    pytest.param(family, marks=() if family.name in FAST_FAMILIES else pytest.mark.slow) for family in PRETRAINED
-]
 # Configuration fields of the small models; fields that a family does not have are omitted.
 SMALL = {
     "hidden_size": 64,
@@ -129,7 +125,8 @@ def pretrain_small(family: FamilySpec, documents: list[list[str]], folder: Path,
     return summary
 
 
-@pytest.mark.parametrize("family", SHORT_TRAINING_FAMILIES, ids=lambda family: family.name)
+@pytest.mark.fast_families("bert", "glove")
+@pytest.mark.parametrize("family", PRETRAINED, ids=lambda family: family.name)
 def test_pretraining_beats_frequency_baseline(family: FamilySpec, documents: list[list[str]], tmp_path) -> None:
     summary = pretrain_small(family, documents, tmp_path)
     if not next(iter(family.objectives.values())).has_heldout_loss:

@@ -21,7 +21,7 @@ from hf_ctxmodels.core.generation import (
 )
 from hf_ctxmodels.data.documents import split_sentences
 from hf_ctxmodels.data.padding import SourceTargetCollator, strip_decoder_start
-from hf_ctxmodels.data.table_files import read_table, read_texts
+from hf_ctxmodels.data.table_files import has_labels, read_table, read_texts
 from hf_ctxmodels.downstream.tasks.base import (
     Collator,
     Encoded,
@@ -107,6 +107,10 @@ class Seq2Seq(Task[SourceTarget]):
         """A table with the column of sources, or a `.txt` file with one source per line."""
         columns = self._columns("text_columns", "source", 1)
         return [UnlabeledSource(get_texts(row, columns)[0], "", row.location) for row in read_texts(file, *columns)]
+
+    def has_labels(self, file: str) -> bool:
+        """Whether the examples of a file have targets."""
+        return has_labels(file, *self._columns("label_column", "target", 1))
 
     def config_fields(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Fields of the target vocabulary."""
