@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from statistics import mean
 from typing import Any
 
-from hf_ctxmodels.analysis.figures import Figure, LineChart
+from hf_ctxmodels.analysis.figures import DotPlot, Figure, LineChart
 from hf_ctxmodels.analysis.report.page import render_report
 from hf_ctxmodels.analysis.results import AnalysisResult, Table, mean_and_std
 from hf_ctxmodels.comparison.measures import Measure
@@ -76,7 +76,7 @@ def budget_result(
     baselines = Scores(record for record in records if record.budget is None)
     metrics = main_metrics(comparison)
     variants = [variant.name for variant in plan.variants if scores.steps[variant.name]]
-    figures: list[Figure] = []
+    figures: list[Figure] = [score_figure(plan, metrics, variants, scores, baselines)] if metrics else []
     for measure in plan.measures:
         if measure.name in metrics:
             figures += measure_figures(measure, metrics[measure.name][0], variants, scores, baselines)
@@ -237,18 +237,48 @@ def cost_table(title: str, variants: Sequence[str], scores: Scores) -> Table:
     return Table(title, list(columns), variants, cells, digits=2, note=note)
 
 
+def reference_values(measure: Measure, metric: str, baselines: Scores) -> dict[str, float]:
+    """Baselines of a metric, and chance for the first metric of a measure that has it."""
+    values = {
+        name: mean(numbers)
+        for name in baselines.names([measure.name])
+        if (numbers := baselines.values(name, None, measure.name, metric))
+    }
+    return values if measure.chance is None else {**values, "chance": measure.chance}
+
+
+def score_figure(
+    plan: Plan, metrics: dict[str, list[str]], variants: Sequence[str], scores: Scores, baselines: Scores
+) -> DotPlot:
+    """The scores of the initial weights and of the last checkpoints, in a panel for each measure; of probes, a second
+    panel has the selectivity."""
+    panels, references = {}, {}
+    for measure in plan.measures:
+        for metric in metrics.get(measure.name, []):
+            if metric not in (metrics[measure.name][0], "selectivity"):
+                continue
+            (title,) = _column_titles([(measure.name, metric)], metrics)
+            steps = {
+                "random weights": dict.fromkeys(variants, 0),
+                "trained": {v: max(scores.steps[v]) for v in variants},
+            }
+            panels[title] = {
+                series: [
+                    scores.values(variant, step, measure.name, metric) for variant, step in steps_by_variant.items()
+                ]
+                for series, steps_by_variant in steps.items()
+            }
+            references[title] = reference_values(measure, metric, baselines)
+    caption = "Circles: initial weights. Squares: the last checkpoint of each seed. Lines: baselines."
+    return DotPlot("scores", "Scores of all variants", variants, panels, references, caption=caption)
+
+
 def measure_figures(
     measure: Measure, metric: str, variants: Sequence[str], scores: Scores, baselines: Scores
 ) -> list[Figure]:
     """The score against words, FLOPs and time, with bands from the lowest to the highest seed; several figures for many
     variants."""
-    baseline_values = {
-        name: mean(values)
-        for name in baselines.names([measure.name])
-        if (values := baselines.values(name, None, measure.name, metric))
-    }
-    if measure.chance is not None:
-        baseline_values["chance"] = measure.chance
+    baseline_values = reference_values(measure, metric, baselines)
     figures: list[Figure] = []
     for axis, axis_label in _AXES.items():
         curves = {variant: learning_curve(scores, variant, measure.name, metric, axis) for variant in variants}

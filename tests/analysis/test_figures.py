@@ -12,6 +12,7 @@ from hf_ctxmodels.analysis.figures import (
     ArcDiagram,
     AttentionView,
     BarChart,
+    DotPlot,
     Figure,
     Heatmap,
     LineChart,
@@ -31,6 +32,7 @@ FIGURES: list[Figure] = [
         "line", "Curve", [1, 10, 100], {"a<": [0.1, None, 0.3], "b": np.ones(3)}, {"b": [(0, 2)] * 3}, log_x=True
     ),
     BarChart("bar", "Bars", HOSTILE, {"a": [-1, 0, 1, 2, 3, None], "b": [0.5] * 6}, "length"),
+    DotPlot("dots", "Dots", HOSTILE, {"<p>": {"a<": [[1], [], [2, 300], [], [4], [5]]}}, {"<p>": {"b&": 7}}),
     ScatterMap("map", "Map", np.ones((6, 2)), HOSTILE, HOSTILE, HOSTILE, edges=[(0, 1, "dotted")]),
     ScatterMap("heads", "Heads", [(i % 3, i // 3) for i in range(6)], HOSTILE, HOSTILE, is_lattice=True),
     Surface("surface", "Loss", [0, 1, 2], [0, 1], [[0, 1, 2], [1, 2, None]], {"<run>": [(0, 0), (2, 1)]}),
@@ -65,6 +67,20 @@ def test_line_chart_gaps():
     assert [[path.count("L") for path in paths] for paths in lines] == [[0, 0], [1]]
     areas = [re.findall(r'<path d="([^"]*)" class="fill-0"', text) for text in (separate, joined)]
     assert [[path.count("L") for path in paths] for paths in areas] == [[1, 1], [3]]
+
+
+def test_dot_plot_axes():
+    rows = [[0.1, 0.2], [], [0.4]]
+    panels = {"linear": {"a": rows}, "log": {"a": [[1], [10], [100]], "b": [[], [1000], []]}}
+    svg = DotPlot("dots", "Dots", ["x", "y", "z"], panels, {"linear": {"chance": 0.5}}).svg()
+    circles = [float(x) for x in re.findall(r'<circle cx="([\d.]*)"', svg)][1:]  # after the legend
+    squares = [float(x) for x in re.findall(r"translate\(([\d.]*) ", svg)][1:]
+    (chance,) = (float(x) for x in re.findall(r'<path d="M([\d.]*) [\d.]*V', svg))
+    linear, log = circles[:3], [*circles[3:], *squares]
+    assert np.diff([*linear, chance]) == pytest.approx(
+        [np.diff([*linear, chance]).sum() * w for w in (0.25, 0.5, 0.25)], abs=0.1
+    )
+    assert np.diff(log) == pytest.approx([np.diff(log).mean()] * 3, abs=0.1)
 
 
 def visible_texts(figure: Figure) -> list[str]:
@@ -133,6 +149,8 @@ def test_overlapping_arcs_differ_in_height():
     [
         (lambda: Heatmap("h", "t", ["a"], ["b"], [[1, 2]]), "expected 1 rows of 1 values"),
         (lambda: LineChart("l", "t", [1, 2], {"a": [1]}), "lengths of x and the series 'a' differ: 2, 1"),
+        (lambda: DotPlot("d", "t", ["x"], {"p": {"a": []}}), "the labels and the series 'a' of 'p' differ: 1, 0"),
+        (lambda: DotPlot("d", "t", ["x"], {"p": {}}, {"q": {"chance": 1}}), "no panels with the titles q"),
         (lambda: ScatterMap("m", "t", [(0, 1)], ["g"], ["t"], edges=[(0, 1, "solid")]), "not an edge between 1 points"),
         (lambda: ArcDiagram("a", "t", ["a"], [(1, 0, "")]), "not an arc between 1 words"),
         (lambda: Heatmap("../h", "t", [], [], []), "not a name of a figure"),

@@ -14,6 +14,7 @@ import pytest
 from commands import command_output
 from forked import ForkedProcess, run_forked
 
+from hf_ctxmodels.analysis.figures import Figure
 from hf_ctxmodels.comparison.plan import read_plan
 from hf_ctxmodels.comparison.runner import Comparison
 from hf_ctxmodels.data.demo_corpus import demo_documents
@@ -105,6 +106,13 @@ def test_tables_and_report(finished_dir):
     page = (finished_dir / "report.html").read_text()
     assert "agreement (accuracy) by words" in page
     assert "agreement (accuracy) by FLOPs" in page
+    result = json.loads((finished_dir / "comparison-words.json").read_text())
+    figure = Figure.from_json(result["figures"][0])
+    assert figure.labels == ["gpt2", "cbow"]
+    agreement = figure.panels["agreement"]
+    assert [len(agreement[series][0]) for series in ("random weights", "trained")] == [2, 2]  # two seeds
+    assert agreement["trained"][1] == []  # not defined for cbow
+    assert set(figure.references["agreement"]) == {"frequency", "chance"}
     for axis in ("words", "flops", "seconds"):
         assert (finished_dir / f"comparison-words-agreement-{axis}.svg").exists()
 

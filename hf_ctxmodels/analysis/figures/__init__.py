@@ -6,7 +6,7 @@ figure.png()  # with the extra `figures`
 """
 
 from hf_ctxmodels.analysis.figures.base import Figure, can_write_png, plain, require_shape
-from hf_ctxmodels.analysis.figures.charts import BarChart, LineChart, ScatterMap
+from hf_ctxmodels.analysis.figures.charts import BarChart, DotPlot, LineChart, ScatterMap
 from hf_ctxmodels.analysis.figures.drawing import escape_text, figure_style, format_value
 from hf_ctxmodels.analysis.figures.grids import Heatmap, Surface
 from hf_ctxmodels.analysis.figures.sentences import ArcDiagram, AttentionView, TokenComparison

@@ -1,7 +1,8 @@
 """Lines, bars and points."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hf_ctxmodels.analysis.figures.base import Figure, require_equal_lengths, same_type
@@ -25,6 +26,8 @@ from hf_ctxmodels.analysis.figures.drawing import (
 )
 
 _WIDTH = 680
+_PANELS_PER_LINE = 4  # of a dot plot
+_LOG_RATIO = 30  # of the highest to the lowest value of a panel with a logarithmic axis
 
 
 @dataclass
@@ -164,6 +167,87 @@ class BarChart(Figure):
                 elements.append(label(text, side, bar_y + height / 2, "muted small", anchor=anchor))
         elements.append(label(self.x_label, (scale.start + scale.end) / 2, bottom + 32, anchor="middle"))
         return document(elements, _WIDTH, bottom + 46, self.title, self.caption, embedded)
+
+
+@dataclass
+class DotPlot(Figure):
+    """Values of the same rows in several panels, each with its own axis.
+
+    An axis is logarithmic if its values are positive and the highest one is more than 30 times the lowest one.
+
+    Args:
+        labels: Rows, from the top.
+        panels: Title of a panel -> series -> a list of values for each row, such as a value for each seed. A row can
+            have any number of values.
+        references: Title of a panel -> name -> a value that is drawn as a vertical line, such as chance.
+        digits: Digits of values in tooltips.
+    """
+
+    labels: Sequence[str]
+    panels: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]
+    references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    digits: int = 3
+
+    def validate(self) -> None:
+        """Every series of a panel has a list for each row, and every reference is of a panel."""
+        self.labels = [str(name) for name in self.labels]
+        for title, panel in self.panels.items():
+            for name, rows in panel.items():
+                require_equal_lengths(f"the labels and the series {name!r} of {title!r}", self.labels, rows)
+        if others := set(self.references) - set(self.panels):
+            raise ValueError(f"There are references, but no panels with the titles {', '.join(sorted(others))}.")
+
+    def svg(self, *, embedded: bool = False) -> str:
+        """Markers of all values, and vertical lines; see `Figure.svg`."""
+        series = list(dict.fromkeys(name for panel in self.panels.values() for name in panel))
+        references = list(dict.fromkeys(name for values in self.references.values() for name in values))
+        elements, top = legend(series, 12, 4, _WIDTH, "point")
+        lines, top = legend(references, 12, top - 4 if series else top, _WIDTH, "rule", first_number=len(series))
+        elements += lines
+        left = 20 + max((text_width(shorten(text, 20)) for text in self.labels), default=0)
+        num_columns = min(_PANELS_PER_LINE, max(len(self.panels), 1))
+        width = (_WIDTH - 12 - left) / num_columns
+        numbers = {name: number for number, name in enumerate([*series, *references])}
+        bottom = top
+        for index, title in enumerate(self.panels):
+            line_number, column = divmod(index, num_columns)
+            panel_top = top + line_number * (17 * len(self.labels) + 56) + 28
+            bottom = panel_top + 17 * len(self.labels)
+            if column == 0:
+                elements += [
+                    label(shorten(text, 20), left - 8, panel_top + 17 * row + 8.5, anchor="end")
+                    for row, text in enumerate(self.labels)
+                ]
+            elements += self._panel(title, left + column * width, width - 16, panel_top, numbers)
+        return document(elements, _WIDTH, bottom + 28, self.title, self.caption, embedded)
+
+    def _panel(self, title: str, left: float, width: float, top: float, numbers: Mapping[str, int]) -> list[str]:
+        """A panel below its title; `numbers` are those of the series and references in the legend."""
+        panel, references = self.panels[title], self.references.get(title, {})
+        values = [value for rows in panel.values() for row in rows for value in row] + list(references.values())
+        log = bool(values) and min(values) > 0 and max(values) > _LOG_RATIO * min(values)
+        scale = Scale(values, left + 6, left + width - 6, log=log, pad=False)
+        bottom = top + 17 * len(self.labels)
+        elements = [label(shorten(title, int(width / 7)), left, top - 14)]
+        elements += [line(left, top + 17 * row + 8.5, left + width, top + 17 * row + 8.5, "grid")
+                     for row in range(len(self.labels))]  # fmt: skip
+        end = -math.inf  # of the last label
+        for tick, text in scale.ticks():
+            x, half_width = scale(tick), text_width(text, 11) / 2
+            elements.append(line(x, bottom, x, bottom + 4, "axis"))
+            if x - half_width > end + 4:
+                elements.append(label(text, x, bottom + 12, "muted small", anchor="middle"))
+                end = x + half_width
+        elements.append(line(left, bottom, left + width, bottom, "axis"))
+        for name, value in references.items():
+            elements.append(series_line(numbers[name], f"M{scale(value):.1f} {top:.1f}V{bottom:.1f}"))
+        for name, rows in panel.items():
+            for row, row_values in enumerate(rows):
+                y = top + 17 * row + 8.5
+                for value in row_values:
+                    hover = f"{self.labels[row]}, {name}: {format_value(value, self.digits)}"
+                    elements.append(marker(numbers[name], scale(value), y, 3.5, hover, fill_opacity=0.75))
+        return elements
 
 
 @dataclass

@@ -332,20 +332,26 @@ def axes(x_scale: Scale, y_scale: Scale, x_label: str, y_label: str, *, x_grid: 
 
 
 def legend(
-    names: Sequence[str], x: float, y: float, right: float, symbol: Literal["line", "point", "bar"]
+    names: Sequence[str],
+    x: float,
+    y: float,
+    right: float,
+    symbol: Literal["line", "rule", "point", "bar"],
+    first_number: int = 0,
 ) -> tuple[list[str], float]:
-    """Names of the series with their symbols, in lines of 20 pixels, and the y below them."""
+    """Names of the series with their symbols, in lines of 20 pixels, and the y below them; a "rule" is a line without
+    markers, and `first_number` is the number of the first series."""
     elements, column = [], x
-    for number, name in enumerate(names):
+    for number, name in enumerate(names, first_number):
         text = shorten(name, 40)
         width = text_width(text) + 46
         if column > x and column + width > right:
             column, y = x, y + 20
-        if symbol == "line":
+        if symbol in ("line", "rule"):
             elements.append(series_line(number, f"M{column:.1f} {y + 10:.1f}H{column + 26:.1f}"))
         if symbol == "bar":
             elements.append(series_bar(number, column + 4, y + 4, 20, 12))
-        else:
+        elif symbol != "rule":
             elements.append(marker(number, column + 13, y + 10, 3.5))
         elements.append(label(text, column + 32, y + 10))
         column += width
