@@ -18,6 +18,7 @@ RESULTS_FILE, COSTS_FILE = "results.jsonl", "costs.jsonl"
 TABLE_FILE, REPORT_FILE = "table.md", "report.html"
 _BUDGET_TITLES = {"words": "Equal words", "flops": "Equal FLOPs", "minutes": "Equal time"}
 _MAX_LINES = 8  # of a figure, in addition to baselines
+_MAX_PANELS = 4  # of a figure
 _AXES = {"words": "words", "flops": "FLOPs", "seconds": "seconds of training"}
 
 
@@ -76,7 +77,7 @@ def budget_result(
     baselines = Scores(record for record in records if record.budget is None)
     metrics = main_metrics(comparison)
     variants = [variant.name for variant in plan.variants if scores.steps[variant.name]]
-    figures: list[Figure] = [score_figure(plan, metrics, variants, scores, baselines)] if metrics else []
+    figures: list[Figure] = [*score_figures(plan, metrics, variants, scores, baselines)]
     for measure in plan.measures:
         if measure.name in metrics:
             figures += measure_figures(measure, metrics[measure.name][0], variants, scores, baselines)
@@ -247,30 +248,38 @@ def reference_values(measure: Measure, metric: str, baselines: Scores) -> dict[s
     return values if measure.chance is None else {**values, "chance": measure.chance}
 
 
-def score_figure(
+def score_figures(
     plan: Plan, metrics: dict[str, list[str]], variants: Sequence[str], scores: Scores, baselines: Scores
-) -> DotPlot:
-    """The scores of the initial weights and of the last checkpoints, in a panel for each measure; of probes, a second
-    panel has the selectivity."""
+) -> list[DotPlot]:
+    """The scores of the initial weights and of the last checkpoints, in figures of up to four panels: one for each
+    measure, and one for the selectivity of a probe."""
     panels, references = {}, {}
     for measure in plan.measures:
         for metric in metrics.get(measure.name, []):
             if metric not in (metrics[measure.name][0], "selectivity"):
                 continue
             (title,) = _column_titles([(measure.name, metric)], metrics)
-            steps = {
-                "random weights": dict.fromkeys(variants, 0),
-                "trained": {v: max(scores.steps[v]) for v in variants},
-            }
             panels[title] = {
-                series: [
-                    scores.values(variant, step, measure.name, metric) for variant, step in steps_by_variant.items()
-                ]
-                for series, steps_by_variant in steps.items()
+                "random weights": [scores.values(name, 0, measure.name, metric) for name in variants],
+                "trained": [scores.values(name, max(scores.steps[name]), measure.name, metric) for name in variants],
             }
             references[title] = reference_values(measure, metric, baselines)
     caption = "Circles: initial weights. Squares: the last checkpoint of each seed. Lines: baselines."
-    return DotPlot("scores", "Scores of all variants", variants, panels, references, caption=caption)
+    figures = []
+    for start in range(0, len(panels), _MAX_PANELS):
+        titles = list(panels)[start : start + _MAX_PANELS]
+        number = start // _MAX_PANELS + 1
+        figures.append(
+            DotPlot(
+                f"scores-{number}" if len(panels) > _MAX_PANELS else "scores",
+                "Scores before and after training" + (f" ({number})" if len(panels) > _MAX_PANELS else ""),
+                variants,
+                {title: panels[title] for title in titles},
+                {title: references[title] for title in titles},
+                caption=caption,
+            )
+        )
+    return figures
 
 
 def measure_figures(

@@ -26,7 +26,6 @@ from hf_ctxmodels.analysis.figures.drawing import (
 )
 
 _WIDTH = 680
-_PANELS_PER_LINE = 4  # of a dot plot
 _LOG_RATIO = 30  # of the highest to the lowest value of a panel with a logarithmic axis
 
 
@@ -171,7 +170,7 @@ class BarChart(Figure):
 
 @dataclass
 class DotPlot(Figure):
-    """Values of the same rows in several panels, each with its own axis.
+    """Values of the same rows in several panels next to one another, each with its own axis.
 
     An axis is logarithmic if its values are positive and the highest one is more than 30 times the lowest one.
 
@@ -205,21 +204,14 @@ class DotPlot(Figure):
         lines, top = legend(references, 12, top - 4 if series else top, _WIDTH, "rule", first_number=len(series))
         elements += lines
         left = 20 + max((text_width(shorten(text, 20)) for text in self.labels), default=0)
-        num_columns = min(_PANELS_PER_LINE, max(len(self.panels), 1))
-        width = (_WIDTH - 12 - left) / num_columns
+        width = (_WIDTH - 12 - left) / max(len(self.panels), 1)
         numbers = {name: number for number, name in enumerate([*series, *references])}
-        bottom = top
-        for index, title in enumerate(self.panels):
-            line_number, column = divmod(index, num_columns)
-            panel_top = top + line_number * (17 * len(self.labels) + 56) + 28
-            bottom = panel_top + 17 * len(self.labels)
-            if column == 0:
-                elements += [
-                    label(shorten(text, 20), left - 8, panel_top + 17 * row + 8.5, anchor="end")
-                    for row, text in enumerate(self.labels)
-                ]
-            elements += self._panel(title, left + column * width, width - 16, panel_top, numbers)
-        return document(elements, _WIDTH, bottom + 28, self.title, self.caption, embedded)
+        top += 28
+        for row, text in enumerate(self.labels):
+            elements.append(label(shorten(text, 20), left - 8, top + 17 * row + 8.5, anchor="end"))
+        for column, title in enumerate(self.panels):
+            elements += self._panel(title, left + column * width, width - 16, top, numbers)
+        return document(elements, _WIDTH, top + 17 * len(self.labels) + 28, self.title, self.caption, embedded)
 
     def _panel(self, title: str, left: float, width: float, top: float, numbers: Mapping[str, int]) -> list[str]:
         """A panel below its title; `numbers` are those of the series and references in the legend."""
