@@ -1,4 +1,4 @@
-"""Unsupervised translation (Lample & Conneau 2019, section 3.4; Lample et al. 2018): denoising and on-the-fly
+"""Unsupervised translation (Lample & Conneau 2019, section 4.2; Lample et al. 2018): denoising and on-the-fly
 back-translation of text in several languages."""
 
 import math
@@ -246,7 +246,7 @@ class BackTranslation(DataCollatorForBackTranslation, MaskingWithLanguages):
     | `a b c d` in English | `</s> b a _ d </s>` in English | `a b c d </s>` in English |
     | `a b c d` in English | `</s> A B C </s>` in French, generated from the sentence | `a b c d </s>` in English |
 
-    References: Lample & Conneau 2019 (arXiv 1901.07291), section 3.4; Lample et al. 2018 (arXiv 1711.00043 and
+    References: Lample & Conneau 2019 (arXiv 1901.07291), section 4.2; Lample et al. 2018 (arXiv 1711.00043 and
     1804.07755); Song et al. 2019 (arXiv 1905.02450), section 4.2, without denoising (`lambda_ae=0`); the released code.
     Related: `MaskedSegment` pretrains MASS; `MaskedTranslation` learns from translations.
 

@@ -1,4 +1,4 @@
-"""Fine-tuning on generation: pairs of a source and a target with masked tokens (Dong et al. 2019, section 2.4)."""
+"""Fine-tuning on generation: pairs of a source and a target with masked tokens (Dong et al. 2019, section 2.5)."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -215,7 +215,7 @@ class MaskedSequenceToSequence(DataCollatorForMaskedSequenceToSequence, SourceTa
     |---|---|---|
     | a source and its target | `[CLS] A [SEP]` | `B [SEP]`, 70% masked |
 
-    References: Dong et al. 2019 (arXiv 1905.03197), section 2.4; the released `run_seq2seq.py`, in which the share is
+    References: Dong et al. 2019 (arXiv 1905.03197), section 2.5; the released `run_seq2seq.py`, in which the share is
     of the tokens before `[SEP]`.
     Related: `UnifiedLM` pretrains on such examples as well; `NoisySequenceToSequence` predicts every token.
 

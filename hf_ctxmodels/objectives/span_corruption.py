@@ -145,7 +145,7 @@ class SpanCorruption(DataCollatorForSpanCorruption, Objective):
     | spans | `text <extra_id_0> text <extra_id_1> </s>` | `<extra_id_0> span <extra_id_1> span </s>` |
     | iid | the same, with independent noise tokens (section 3.3.2, "replace spans") | likewise |
     | denoise | `<extra_id_0>` for each noise token (section 3.3.1, "MASS-style") | the text `</s>` |
-    | prefix-lm | the beginning of the text, of random length, `</s>` (section 3.1.4, "prefix LM") | the rest `</s>` |
+    | prefix-lm | the beginning of the text, of random length, `</s>` (section 3.3.1, "prefix LM") | the rest `</s>` |
 
     Noise of `iid` with more spans than the tokenizer has sentinels is resampled; lengths and densities for which this
     would not be rare are an error. The texts of `prefix-lm` are of one document each, as in the release.

@@ -39,7 +39,8 @@ SIZES: dict[str, dict[str, Any]] = {
 
 SPEC = FamilySpec(
     name="albert",
-    paper="Lan et al. 2019, ALBERT: A Lite BERT for Self-supervised Learning (arXiv 1909.11942)",
+    paper="Lan et al. 2019, ALBERT: A Lite BERT for Self-supervised Learning of Language Representations "
+    "(arXiv 1909.11942)",
     config=CtxAlbertConfig,
     tokenizer=CtxAlbertTokenizer,
     models={

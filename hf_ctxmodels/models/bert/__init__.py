@@ -47,7 +47,8 @@ PUBLISHED["distilbert uncased"] = PublishedCount(
 
 SPEC = FamilySpec(
     name="bert",
-    paper="Devlin et al. 2019, BERT: Pre-training of Deep Bidirectional Transformers (arXiv 1810.04805)",
+    paper="Devlin et al. 2019, BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding "
+    "(arXiv 1810.04805)",
     config=CtxBertConfig,
     tokenizer=CtxBertTokenizer,
     models={

@@ -1,5 +1,6 @@
 """Encoder-decoders from two checkpoints (Rothe et al. 2020, Leveraging Pre-trained Checkpoints for Sequence Generation
-Tasks, arXiv 1907.12461; Lample & Conneau 2019, section 3.4): an encoder, and a language model with cross-attention."""
+Tasks, arXiv 1907.12461; Lample & Conneau 2019, sections 4.2 and 4.3): an encoder, and a language model with
+cross-attention."""
 
 from collections.abc import Mapping
 from dataclasses import replace

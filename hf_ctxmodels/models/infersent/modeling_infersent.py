@@ -24,7 +24,7 @@ class CtxInferSentPreTrainedModel(PretrainedEmbeddingPreTrainedModel):
 
 
 class CtxInferSentModel(RecurrentSentenceEncoder, PretrainedEmbeddingEncoder, CtxInferSentPreTrainedModel):
-    """Pretrained word vectors, a bidirectional LSTM, and max pooling (section 3.2.3)."""
+    """Pretrained word vectors, a bidirectional LSTM, and max pooling (section 3.2.2)."""
 
     def build_embeddings(self, config: Any) -> None:
         """Create the word embeddings."""
