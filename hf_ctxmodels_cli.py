@@ -55,7 +55,11 @@ FINETUNING_TASKS = {
 }
 DISTILLATION_TASKS = ("sequence-classification", "regression", "token-classification")
 CONVERSIONS = {  # name of the format -> summary, module and class in `hf_ctxmodels.conversion`
-    "word-vectors": ("GloVe, word2vec and gensim files, from and to.", "word_vector_files", "WordVectorConversion"),
+    "word-vectors": (
+        "Word vectors: GloVe, word2vec and gensim files, in both directions.",
+        "word_vector_files",
+        "WordVectorConversion",
+    ),
     "elmo": ("ELMo: options and HDF5 weights of AllenNLP.", "elmo", "ElmoConversion"),
     "cove": ("CoVe: weights of the MT-LSTM, and word vectors.", "cove", "CoveConversion"),
     "infersent": ("InferSent: weights, and word vectors.", "infersent", "InferSentConversion"),

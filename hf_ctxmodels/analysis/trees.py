@@ -62,7 +62,7 @@ class TreeSpace:
 
     def tree_map(self, index: int) -> tuple[Tensor, list[tuple[int, int, str]]]:
         """A test sentence in the plane of its two principal components: (words, 2) points; solid edges are arcs, and
-        dotted ones pairs of words without an arc (false edges of the minimum spanning tree)."""
+        dotted ones pairs of words without an arc (wrong edges of the minimum spanning tree)."""
         sentence, points = self.sentences[index], self.points[index]
         arcs = {(min(word, head), max(word, head)) for word, head in enumerate(sentence.heads) if head >= 0}
         distances = torch.cdist(points.double(), points.double()).square().numpy()

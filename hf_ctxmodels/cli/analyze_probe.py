@@ -69,7 +69,7 @@ class ProbeArguments(OutputArguments):
     train_sample: int | None = flag(None, "Number of sentences of a treebank to train on, a fixed random sample.")
     vector_dtype: Literal["float16", "float32"] = flag("float16", "Data type of the stored vectors.")
     cache_dir: str | None = flag(
-        None, "Directory for the vectors of words, which later runs read; they are in memory, too."
+        None, "Directory for the word vectors, which later runs read; by default they are only in memory."
     )
 
     def __post_init__(self) -> None:

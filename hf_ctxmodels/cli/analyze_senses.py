@@ -5,7 +5,7 @@
     hf-ctxmodels analyze senses --model runs/bert --semcor semcor.tar.gz --word bank line --output_dir runs/analysis
 
 A map has a point for each occurrence, with its sentence on hover; the senses of SemCor and the tags of CoNLL-U files
-are colors. Without --word, SemCor's senses are told apart by the nearest mean vector of a sense in training files
+are colors. Without --word, the senses of SemCor are predicted by the nearest mean vector of a sense in training files
 (Peters et al. 2018), in each layer, and compared with the most frequent sense.
 """
 

@@ -5,7 +5,7 @@
 
 A probe is trained on one layer of each model, so that squared distances between words are those in the tree. The bar
 chart has the mean squared length of the arcs of each relation, ideally 1; a map has the words of a sentence, its arcs,
-and dotted lines for false edges of the minimum spanning tree.
+and dotted lines for wrong edges of the minimum spanning tree.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -142,5 +142,5 @@ def _tree_figure(space: TreeSpace, index: int, figure_name: str, model_name: str
         [sentence.words[word] for word in order],
         edges=[(rank[first], rank[second], style) for first, second, style in edges],
         caption="Principal components in the space of a structural probe, with the depth of words in the tree. Solid: "
-        "arcs of the treebank; dotted: false edges of the minimum spanning tree.",
+        "arcs of the treebank; dotted: wrong edges of the minimum spanning tree.",
     )  # fmt: skip

@@ -142,7 +142,7 @@ class LanguageFilter:
             raise CtxError(
                 "The language filter needs the package py3langid, which is not installed.",
                 location=f"--language {language}",
-                hint='pip install "hf_ctxmodels[language]"',
+                hint="pip install 'hf_ctxmodels[language]'",
             ) from error
         self.language, self.min_probability = language, min_probability
         self._identifier = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)

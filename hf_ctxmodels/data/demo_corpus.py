@@ -32,7 +32,7 @@ def demo_file(name: str) -> Path:
     if package is None or package.origin is None:
         raise CtxError(
             "The demo text is part of the package gensim, which is not installed.",
-            hint="pip install hf_ctxmodels[demo]",
+            hint="pip install 'hf_ctxmodels[demo]'",
         )
     return Path(package.origin).parent / "test" / "test_data" / name
 

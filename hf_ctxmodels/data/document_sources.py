@@ -103,7 +103,7 @@ class DataArguments:
         "Column with the control code of a document, such as its source or label, except in .txt.",
         conflicts=("control_codes", "units_column"),
     )
-    streaming: bool = flag(False, "Stream the data instead of loading it first.")
+    streaming: bool = flag(False, "Stream the data instead of preparing it first.")
     sampling_alpha: float | None = flag(
         None,
         "Sample from several --dataset with n sentences each in proportion to n^alpha, such as 0.3 or 0.5 for "

