@@ -70,7 +70,7 @@ class PromptArguments:
     max_examples: int | None = flag(None, "Evaluate the first N examples of each task; by default all.")
     shared_shots: bool = flag(
         False,
-        "Sample the same examples for all contexts of a seed, which is faster; by default other examples for each context.",
+        "Sample the same examples for all contexts of a seed, which is faster; by default they differ.",
     )
     max_length: int | None = flag(
         None, "Truncate prompts at their beginning to N tokens; by default to the model's positions."
