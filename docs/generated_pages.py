@@ -25,19 +25,23 @@ from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels_cli import GROUPS, PROGRAM, Command, leaf_commands
 
 ROOT = Path(__file__).parents[1]
-# How-to guides that build on each other.
-_GUIDE_ORDER = (
-    "choose-a-model",
-    "word-embeddings",
-    "clean-text",
-    "pretrain",
-    "cluster",
-    "finetune",
-    "distill",
-    "generate",
-    "publish",
-    "convert",
-)
+_GUIDES = {
+    "Choose a model": ("choose-a-model", "word-embeddings"),
+    "Pretrain": ("clean-text", "pretrain", "cluster", "compare"),
+    "Fine-tune": (
+        "finetune",
+        "fine-tune-without-forgetting",
+        "adapters",
+        "task-networks",
+        "transfer",
+        "text-to-text",
+        "prompts",
+    ),
+    "Generate": ("generate", "control"),
+    "Evaluate": ("evaluate", "explain"),
+    "Compress and compile": ("distill", "quantize", "low-rank", "compile"),
+    "Publish and deploy": ("publish", "convert", "export", "serve"),
+}
 
 Pages = dict[str, str]
 
@@ -134,12 +138,19 @@ def _repository_pages() -> Pages:
 
 
 def _how_to_list() -> str:
-    """List of the how-to guides: first the ones that build on each other, then the others."""
+    """List of the how-to guides by topic; raises LookupError for a guide without a topic."""
     guides = {path.stem: path.read_text("utf-8") for path in sorted((ROOT / "docs" / "how-to").glob("*.md"))}
-    names = [*_GUIDE_ORDER, *(name for name in guides if name not in (*_GUIDE_ORDER, "index"))]
-    headings = {name: re.search("^# (.*)", text, re.MULTILINE) for name, text in guides.items()}
-    titles = [f"- [{heading[1] if (heading := headings[name]) else name}]({name}.md)" for name in names]
-    return "\n".join([*titles, "", toctree(names)])
+    names = [name for group in _GUIDES.values() for name in group]
+    if missing := sorted(set(guides) - {*names, "index"}):
+        raise LookupError(f"docs/how-to has guides without a topic in _GUIDES: {', '.join(missing)}.")
+    lines = []
+    for topic, group in _GUIDES.items():
+        lines += [f"## {topic}", ""]
+        for name in group:
+            heading = re.search("^# (.*)", guides[name], re.MULTILINE)
+            lines.append(f"- [{heading[1] if heading else name}]({name}.md)")
+        lines.append("")
+    return "\n".join([*lines, toctree(names)])
 
 
 def _analysis_list() -> str:
