@@ -35,10 +35,9 @@ _GUIDES = {
         "task-networks",
         "transfer",
         "text-to-text",
-        "prompts",
     ),
     "Generate": ("generate", "control"),
-    "Evaluate": ("evaluate", "explain"),
+    "Evaluate": ("prompts", "evaluate", "explain"),
     "Compress and compile": ("distill", "quantize", "low-rank", "compile"),
     "Publish and deploy": ("publish", "convert", "export", "serve"),
 }
