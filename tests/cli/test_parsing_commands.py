@@ -1,0 +1,77 @@
+"""`finetune dependency-parsing` and `predict` on generated treebanks."""
+
+import json
+from pathlib import Path
+
+import pytest
+from commands import command_output
+from labeled_texts import save_tiny
+from treebank_files import write_treebank
+
+from hf_ctxmodels import AutoModelForDependencyParsing
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.training_log import read_log
+
+
+def read_lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    names = {"train_file": "train", "validation_file": "validation", "unlabeled_file": "more"}
+    return {
+        flag: write_treebank(tmp_path / f"{name}.conllu", 24, seed) for seed, (flag, name) in enumerate(names.items())
+    }
+
+
+def test_finetune_cvt_and_predict(files: dict[str, Path], tmp_path: Path) -> None:
+    """Unlabeled steps alternate with labeled ones; the saved parser predicts trees for new sentences."""
+    model = save_tiny(tmp_path / "cvt", FAMILIES["cvt"], from_transformers=False)
+    output = command_output(
+        "finetune", "dependency-parsing", model=model, **files, max_steps=40, learning_rate=0.01, seed=0,
+        per_device_batch_size=12, logging_steps=1, output_dir=tmp_path / "run",
+        predictions_file=tmp_path / "validation.jsonl",
+    )  # fmt: skip
+    assert "baseline: the head of each word is the next word" in output
+    is_unlabeled = ["cross_view_loss" in row for row in read_log(tmp_path / "run") if "loss" in row]
+    assert is_unlabeled == [False, True] * 20
+    metrics = json.loads((tmp_path / "run" / "training_summary.json").read_text())["metrics"]
+    assert metrics["eval_las"] > 0.8 > 0.5 > metrics["baseline_las"]
+    assert metrics["eval_uas"] >= metrics["eval_las"]
+
+    predictions = tmp_path / "predictions.jsonl"
+    output = command_output(
+        "predict", model=tmp_path / "run", input=files["validation_file"], output=predictions, per_device_batch_size=5
+    )
+    assert "las" in output
+    records = read_lines(tmp_path / "validation.jsonl")
+    assert [{"words": record["words"], **record["prediction"]} for record in records] == read_lines(predictions)
+    assert all(record["prediction"]["heads"].count(0) == 1 for record in records)
+    (tmp_path / "new.txt").write_text("old sailors find dogs.\ncats\n")
+    first, second = map(
+        json.loads, command_output("predict", model=tmp_path / "run", input=tmp_path / "new.txt").splitlines()
+    )
+    assert first["words"] == ["old", "sailors", "find", "dogs", "."]
+    assert first["heads"][:4] == [2, 3, 0, 3]
+    assert second["heads"] == [0]
+
+    command_output("push", model=tmp_path / "run", repo_id="org/parser", output_dir=tmp_path / "repository")
+    card = (tmp_path / "repository" / "README.md").read_text()
+    assert "from hf_ctxmodels import AutoModelForDependencyParsing\n" in card
+
+
+def test_finetune_adds_network_to_model_without_head(files: dict[str, Path], tmp_path: Path) -> None:
+    bert = save_tiny(tmp_path / "bert", FAMILIES["bert"], from_transformers=False)
+    flags = {"train_file": files["train_file"], "validation_file": files["validation_file"], "max_steps": 2}
+    options = 'network_options={"hidden_size": 8, "scorer_size": 8}'
+    output = command_output(
+        "finetune", "dependency-parsing", model=bert, **flags, config_options=[options], output_dir=tmp_path / "run"
+    )
+    assert "uas" in output
+    parser = AutoModelForDependencyParsing.from_pretrained(tmp_path / "run")
+    assert parser.config.trainable_encoders == ["encoder"]
+    error = command_output(
+        "finetune", "dependency-parsing", model=bert, **files, output_dir=tmp_path / "run2", fails=True
+    )
+    assert "has no loss for unlabeled examples" in error
