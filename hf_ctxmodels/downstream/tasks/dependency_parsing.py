@@ -203,9 +203,9 @@ class DependencyParsing(LabeledTask[DependencyTree]):
         for name, offset in (("previous", -1), ("next", 1)):
             relations = [relation for tree in train for relation in _attached_relations(tree, offset)]
             relation = most_frequent(relations) if relations else root_relation
-            options = {"offset": offset, "relation": relation, "root_relation": root_relation}
-            training_scores[name] = self.score(train, [_chain(tree, **options) for tree in train])["las"]
-            predictions[name] = [_chain(tree, **options) for tree in validation]
+            names = relation, root_relation
+            training_scores[name] = self.score(train, [_chain(tree, offset, *names) for tree in train])["las"]
+            predictions[name] = [_chain(tree, offset, *names) for tree in validation]
         best = max(training_scores, key=lambda name: training_scores[name])
         self.baseline_name = f"the head of each word is the {best} word, with the most frequent relation"
         return predictions[best]

@@ -118,7 +118,8 @@ class CtxCvtForDependencyParsing(CtxCvtHeadModel):
         task = next(iter(self.predictors)) if task is None else task
         if task not in self.predictors:
             raise CtxError(f"There is no task {task!r}.", hint=f"use one of {', '.join(self.predictors)}.")
-        num_relations = self.predictors[task].primary.num_relations  # type: ignore[union-attr]
+        parsers: Any = self.predictors[task]
+        num_relations = parsers.primary.num_relations
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
         if labels is not None:
             labels = edge_labels(labels, heads, num_relations)
