@@ -29,8 +29,8 @@ def files(tmp_path: Path) -> dict[str, Path]:
 def finetune_cvt(files: dict[str, Path], folder: Path, **flags: object) -> str:
     """Output of `finetune dependency-parsing`, which writes into the folder `run`."""
     model = save_tiny(folder / "cvt", FAMILIES["cvt"], from_transformers=False)
-    flags |= {"output_dir": folder / "run", "per_device_batch_size": 12, "logging_steps": 1, "seed": 0}
-    return command_output("finetune", "dependency-parsing", model=model, **files, **flags)
+    defaults = {"output_dir": folder / "run", "per_device_batch_size": 12, "logging_steps": 1, "seed": 0}
+    return command_output("finetune", "dependency-parsing", model=model, **files, **(defaults | flags))
 
 
 def test_finetune_cvt_and_predict(files: dict[str, Path], tmp_path: Path) -> None:
@@ -83,6 +83,21 @@ def test_finetune_adds_network_to_model_without_head(files: dict[str, Path], tmp
         "finetune", "dependency-parsing", model=bert, **files, output_dir=tmp_path / "run2", fails=True
     )
     assert "has no loss for unlabeled examples" in error
+
+
+@pytest.mark.slow
+def test_accumulation_equals_one_batch(files: dict[str, Path], tmp_path: Path) -> None:
+    """Losses, gradient norms and metrics with labels; tests/models/test_cvt_parsing.py also accumulates views."""
+    del files["unlabeled_file"]
+    logs = []
+    for name, size, micro_batches in (("whole", 12, 1), ("accumulated", 3, 4)):
+        (tmp_path / name).mkdir()
+        flags = {"per_device_batch_size": size, "gradient_accumulation_steps": micro_batches, "max_steps": 3}
+        finetune_cvt(files, tmp_path / name, **flags)
+        logs.append(read_log(tmp_path / name / "run"))
+    for record, actual in zip(*logs, strict=True):
+        for key in record.keys() - {"tokens_per_second", "run_tokens_per_second"}:
+            assert actual[key] == pytest.approx(record[key], abs=1e-4), key
 
 
 @pytest.mark.slow
