@@ -77,8 +77,8 @@ class DependencyParsing(LabeledTask[DependencyTree]):
     """The head and the relation of each word, from CoNLL-U (columns HEAD and DEPREL).
 
     Sentences are not divided: one of more than `max_length` tokens is an error. Predictions are trees with exactly one
-    word whose head is the root. The metrics are those of the CoNLL 2018 shared task with the words given: all words
-    count, also punctuation, and subtypes of relations (`nmod:poss`) are ignored.
+    word whose head is the root. The metrics are as in the CoNLL 2018 shared task, on the words of the file: all words
+    count, including punctuation, and subtypes of relations (`nmod:poss`) are ignored.
     """
 
     name: ClassVar[str] = "dependency-parsing"
