@@ -45,6 +45,7 @@ FINETUNING_TASKS = {
     "regression": "Predict a number for texts or pairs of texts.",
     "token-classification": "Tag the words of sentences.",
     "semantic-role-labeling": "Find the arguments of predicates.",
+    "dependency-parsing": "Find the syntactic head and relation of each word.",
     "question-answering": "Find the answer to a question in a context.",
     "multiple-choice": "Choose among several continuations or answers.",
     "ranking": "Rank candidates for a query.",

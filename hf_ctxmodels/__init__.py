@@ -16,7 +16,7 @@ from hf_ctxmodels.compression.int8.quantizer import register_int8
 from hf_ctxmodels.compression.low_bits.quantizer import register_low_bits
 from hf_ctxmodels.compression.low_rank.compression import register_low_rank
 from hf_ctxmodels.core.attention_heads import prune_heads
-from hf_ctxmodels.core.auto_classes import AutoModelForCoreference
+from hf_ctxmodels.core.auto_classes import AutoModelForCoreference, AutoModelForDependencyParsing
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import inspection_mode
 from hf_ctxmodels.downstream import multitask, networks
@@ -24,6 +24,7 @@ from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, CtxMultiTaskMo
 from hf_ctxmodels.downstream.networks import (
     CtxTaskNetworkConfig,
     CtxTaskNetworkForCoreference,
+    CtxTaskNetworkForDependencyParsing,
     CtxTaskNetworkForQuestionAnswering,
     CtxTaskNetworkForSequenceClassification,
     CtxTaskNetworkForTokenClassification,
@@ -86,12 +87,14 @@ __version__ = "0.1.0"
 __all__ = [
     "FAMILIES",
     "AutoModelForCoreference",
+    "AutoModelForDependencyParsing",
     "ContextualFeatures",
     "CtxError",
     "CtxMultiTaskConfig",
     "CtxMultiTaskModel",
     "CtxTaskNetworkConfig",
     "CtxTaskNetworkForCoreference",
+    "CtxTaskNetworkForDependencyParsing",
     "CtxTaskNetworkForQuestionAnswering",
     "CtxTaskNetworkForSequenceClassification",
     "CtxTaskNetworkForTokenClassification",

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from transformers.conversion_mapping import USER_REGISTERED_MAPPINGS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from hf_ctxmodels.core.auto_classes import get_auto_class
+from hf_ctxmodels.core.auto_classes import get_auto_class, has_auto_class
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.remote_code import RemoteCodeStub, register_remote_code
@@ -77,8 +77,8 @@ def _class_problems(spec: FamilySpec) -> Iterable[str]:
     if "AutoModel" not in spec.models:
         yield "models has no 'AutoModel', the encoder"
     for auto_name, model in (*spec.models.items(), *spec.reference_heads.items(), *spec.alternative_heads.items()):
-        if not hasattr(transformers, auto_name):
-            yield f"transformers has no Auto class {auto_name!r}"
+        if not has_auto_class(auto_name):
+            yield f"there is no Auto class {auto_name!r}"
         if not issubclass(model, CtxPreTrainedModel) or model.config_class is not spec.config:
             yield f"{model.__name__} is not a CtxPreTrainedModel with a {spec.config.__name__}"
 
@@ -216,7 +216,7 @@ def register() -> None:
         AutoConfig.register(model_type, family.config)
         AutoTokenizer.register(family.config, tokenizer_class=family.tokenizer)
         for auto_name, model_class in family.models.items():
-            getattr(transformers, auto_name).register(family.config, model_class)
+            get_auto_class(auto_name).register(family.config, model_class)
     AutoConfig.register(CtxEncoderDecoderConfig.model_type, CtxEncoderDecoderConfig, exist_ok=True)
     for auto_name, encoder_decoder_class in encoder_decoder.MODELS.items():
         getattr(transformers, auto_name).register(CtxEncoderDecoderConfig, encoder_decoder_class, exist_ok=True)

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hf_ctxmodels.analysis.treebanks import is_treebank, read_treebank
 from hf_ctxmodels.architectures.word_alignment import Sentence, split_words
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.text_files import FILE_SUFFIXES, FileRange, TextColumns, document_suffix, read_file
+from hf_ctxmodels.data.treebanks import is_treebank, read_treebank
 
 
 def read_sentences(files: Sequence[str | Path]) -> list[Sentence]:

@@ -24,9 +24,9 @@ from hf_ctxmodels.analysis.probing.structural import (
 )
 from hf_ctxmodels.analysis.probing.training import ProbeTraining, standardize
 from hf_ctxmodels.analysis.senses import project
-from hf_ctxmodels.analysis.treebanks import TreebankSentence
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.treebanks import TreebankSentence
 
 _DEV_FRACTION = 0.1  # of the training sentences
 

@@ -31,7 +31,6 @@ from hf_ctxmodels.analysis.figures import AttentionView, Figure, Heatmap, Scatte
 from hf_ctxmodels.analysis.output_arguments import OutputArguments
 from hf_ctxmodels.analysis.results import AnalysisResult, Table
 from hf_ctxmodels.analysis.sentences import read_sentences
-from hf_ctxmodels.analysis.treebanks import TreebankSentence, is_treebank, read_treebank
 from hf_ctxmodels.architectures.sentence_encoder import max_sentence_length
 from hf_ctxmodels.architectures.word_alignment import Sentence, align_words, split_words
 from hf_ctxmodels.core.attention_heads import PRUNED_HEADS, attention_layers
@@ -41,6 +40,7 @@ from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
+from hf_ctxmodels.data.treebanks import TreebankSentence, is_treebank, read_treebank
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 
 

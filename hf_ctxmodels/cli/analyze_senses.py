@@ -33,7 +33,6 @@ from hf_ctxmodels.analysis.senses import (
     project,
 )
 from hf_ctxmodels.analysis.sentences import read_sentences
-from hf_ctxmodels.analysis.treebanks import is_treebank, read_treebank
 from hf_ctxmodels.analysis.word_arguments import WordAnalysisArguments
 from hf_ctxmodels.architectures.word_alignment import Sentence, split_words
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
@@ -41,6 +40,7 @@ from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError, require_packages
 from hf_ctxmodels.core.flags import check_range, flag
+from hf_ctxmodels.data.treebanks import is_treebank, read_treebank
 
 _MAX_GROUPS = 6  # colors of a map
 

@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, fields
 from hf_ctxmodels.analysis.figures import BarChart, Figure, ScatterMap
 from hf_ctxmodels.analysis.probing.training import ProbeTraining
 from hf_ctxmodels.analysis.results import AnalysisResult, Table, mean_and_std
-from hf_ctxmodels.analysis.treebanks import read_treebank
 from hf_ctxmodels.analysis.trees import TreeSpace, fit_tree_spaces
 from hf_ctxmodels.analysis.word_arguments import WordAnalysisArguments
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
+from hf_ctxmodels.data.treebanks import read_treebank
 
 _MAP_LENGTHS = range(6, 15)  # words of a sentence that is drawn
 

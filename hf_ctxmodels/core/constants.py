@@ -4,6 +4,8 @@ IGNORE_INDEX = -100  # label without a loss, as in torch's cross-entropy
 
 MAX_SEED = 2**32 - 1  # largest seed of NumPy's generators
 
+ROOT_HEAD = -1  # head of the root of a dependency tree
+
 NO_TARGET = -1  # padding of `target_positions` (XLNet)
 
 MULTITASK_MODEL_TYPE = "ctx-multitask"

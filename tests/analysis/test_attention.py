@@ -30,10 +30,10 @@ from hf_ctxmodels.analysis.attention.patterns import (
     profile_heads,
 )
 from hf_ctxmodels.analysis.results import AnalysisResult
-from hf_ctxmodels.analysis.treebanks import read_treebank
 from hf_ctxmodels.cli import analyze_heads
 from hf_ctxmodels.core.attention_heads import attention_layers, prune_heads
 from hf_ctxmodels.core.config import CtxTransformerConfig
+from hf_ctxmodels.data.treebanks import read_treebank
 from hf_ctxmodels.layers.attention.head_gates import install_gates
 
 TRANSFORMERS = [case for case in BASES if issubclass(case.family.config, CtxTransformerConfig)]

@@ -14,9 +14,9 @@ from hf_ctxmodels.analysis.treebanks import (
     read_edge_probing,
     read_propbank,
     read_senteval,
-    read_treebank,
 )
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.treebanks import read_treebank
 
 # "I don't know." with a multiword token, an empty node, and the end of a document's comment block
 CONLLU = """# newdoc id = letters

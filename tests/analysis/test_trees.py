@@ -9,10 +9,10 @@ from commands import command_output, save, tiny_pair
 
 from hf_ctxmodels.analysis.probing.training import ProbeTraining
 from hf_ctxmodels.analysis.results import AnalysisResult
-from hf_ctxmodels.analysis.treebanks import TreebankSentence, read_treebank
 from hf_ctxmodels.analysis.trees import TreeSpace, fit_tree_spaces
 from hf_ctxmodels.architectures.word_encoder import EncodedCorpus
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.treebanks import TreebankSentence, read_treebank
 
 RELATIONS = ["nsubj", "obj", "det"]
 

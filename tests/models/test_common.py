@@ -26,6 +26,7 @@ from zoo import (
     tiny_config,
 )
 
+from hf_ctxmodels.core.auto_classes import get_auto_class
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.spec import FamilySpec
@@ -138,7 +139,7 @@ class TestAutoClasses:
 
         for family in FAMILIES.values():
             for name, model_class in family.models.items():
-                assert type(getattr(transformers, name).from_config(tiny_config(family))) is model_class
+                assert type(get_auto_class(name).from_config(tiny_config(family))) is model_class
             for cls in (*family.models.values(), *family.reference_heads.values(), family.config, family.tokenizer):
                 assert getattr(hf_ctxmodels, cls.__name__) is cls
                 assert cls.__name__ in hf_ctxmodels.__all__

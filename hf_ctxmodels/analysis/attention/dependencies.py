@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.analysis.attention.maps import attention_maps, word_attention
-from hf_ctxmodels.analysis.treebanks import TreebankSentence
 from hf_ctxmodels.architectures.word_alignment import NO_WORD, align_words
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.treebanks import TreebankSentence
 
 ALL = "all"
 """Name of the row of all relations together."""

@@ -10,7 +10,7 @@ from hf_ctxmodels.analysis.figures import ArcDiagram, BarChart, Figure, Heatmap,
 from hf_ctxmodels.analysis.probing.layer_scores import Scores
 from hf_ctxmodels.analysis.probing.probing_run import TaskResult
 from hf_ctxmodels.analysis.results import AnalysisResult, Table, mean_and_std
-from hf_ctxmodels.analysis.treebanks import TreebankSentence
+from hf_ctxmodels.data.treebanks import TreebankSentence
 
 Results = Mapping[str, TaskResult]
 _Columns = dict[str, list[tuple[float, float | None]] | None]

@@ -39,13 +39,14 @@ from hf_ctxmodels.analysis.probing.tasks import (
     is_treebank_task,
 )
 from hf_ctxmodels.analysis.probing.training import standardize
-from hf_ctxmodels.analysis.treebanks import TreebankSentence, read_senteval, read_treebank
+from hf_ctxmodels.analysis.treebanks import read_senteval
 from hf_ctxmodels.architectures.word_encoder import WordEncoder, WordPooling
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import did_you_mean
 from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.core.weights import weights_digest
+from hf_ctxmodels.data.treebanks import TreebankSentence, read_treebank
 from hf_ctxmodels.tokenizers.base import tokenizer_digest
 
 Weights = Literal["trained", "untrained"]

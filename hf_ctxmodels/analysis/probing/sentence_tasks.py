@@ -20,7 +20,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hf_ctxmodels.analysis.probing.tasks import Example, ExampleSet, ProbingTask
-from hf_ctxmodels.analysis.treebanks import LabeledSentence, TreebankSentence
+from hf_ctxmodels.analysis.treebanks import LabeledSentence
+from hf_ctxmodels.data.treebanks import TreebankSentence
 
 LENGTH_BINS = ((5, 8), (9, 12), (13, 16), (17, 20), (21, 25), (26, 28))
 MIN_WORDS, MAX_WORDS = LENGTH_BINS[0][0], LENGTH_BINS[-1][1]

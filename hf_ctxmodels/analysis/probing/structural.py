@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from hf_ctxmodels.analysis.probing.probes import ProbeGrid, project
 from hf_ctxmodels.analysis.probing.training import ProbeTraining
-from hf_ctxmodels.analysis.treebanks import TreebankSentence
 from hf_ctxmodels.core.console import progress_bar
+from hf_ctxmodels.data.treebanks import TreebankSentence
 
 StructuralTask = Literal["distance", "depth"]
 SPEARMAN_LENGTHS = range(5, 51)

@@ -27,16 +27,15 @@ from typing import NamedTuple
 from hf_ctxmodels.analysis.treebanks import (
     Span,
     SpanSentence,
-    TreebankSentence,
     entity_mentions,
     read_bio_spans,
     read_coreference,
     read_edge_probing,
     read_propbank,
-    read_treebank,
 )
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import read_conll
+from hf_ctxmodels.data.treebanks import TreebankSentence, read_treebank
 
 SPLITS = ("train", "dev", "test")
 

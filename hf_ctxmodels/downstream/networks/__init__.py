@@ -16,6 +16,7 @@ from hf_ctxmodels.downstream.networks.modeling import (
     CtxTaskNetworkForTokenClassification,
     CtxTaskNetworkModel,
 )
+from hf_ctxmodels.downstream.networks.parsing import CtxTaskNetworkForDependencyParsing
 from hf_ctxmodels.downstream.networks.tokenization import CtxTaskNetworkTokenizer
 from hf_ctxmodels.spec import FamilySpec
 
@@ -23,6 +24,7 @@ __all__ = [
     "SPEC",
     "CtxTaskNetworkConfig",
     "CtxTaskNetworkForCoreference",
+    "CtxTaskNetworkForDependencyParsing",
     "CtxTaskNetworkForQuestionAnswering",
     "CtxTaskNetworkForSequenceClassification",
     "CtxTaskNetworkForTokenClassification",
@@ -41,6 +43,7 @@ SPEC = FamilySpec(
         "AutoModelForQuestionAnswering": CtxTaskNetworkForQuestionAnswering,
         "AutoModelForSequenceClassification": CtxTaskNetworkForSequenceClassification,
         "AutoModelForCoreference": CtxTaskNetworkForCoreference,
+        "AutoModelForDependencyParsing": CtxTaskNetworkForDependencyParsing,
         "AutoModelForTokenClassification": CtxTaskNetworkForTokenClassification,
     },
     sizes={},

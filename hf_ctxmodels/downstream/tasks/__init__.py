@@ -4,6 +4,7 @@ from typing import Any
 
 from hf_ctxmodels.downstream.tasks.base import Encoded, Task, TaskArguments
 from hf_ctxmodels.downstream.tasks.coreference import Coreference
+from hf_ctxmodels.downstream.tasks.dependency_parsing import DependencyParsing
 from hf_ctxmodels.downstream.tasks.multiple_choice import MultipleChoice
 from hf_ctxmodels.downstream.tasks.question_answering import QuestionAnswering
 from hf_ctxmodels.downstream.tasks.ranking import Ranking
@@ -19,6 +20,7 @@ TASKS: dict[str, type[Task[Any]]] = {
         Regression,
         TokenClassification,
         SemanticRoleLabeling,
+        DependencyParsing,
         QuestionAnswering,
         MultipleChoice,
         Ranking,

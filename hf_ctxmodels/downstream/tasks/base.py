@@ -33,7 +33,11 @@ class TaskArguments:
     )
     label_column: str | None = flag(None, "Column of the label, tags, number, choice, relevance or target text.")
     choice_columns: str | None = flag(None, "Columns of the choices, separated by commas, or one column of lists.")
-    max_length: int = flag(128, "Longest input in tokens; longer texts are truncated or split into windows.")
+    max_length: int = flag(
+        128,
+        "Longest input in tokens; longer texts are truncated or split into windows, longer sentences to parse are an "
+        "error.",
+    )
     doc_stride: int | None = flag(
         None, "Tokens shared by consecutive windows of a long context; by default a third of --max_length."
     )

@@ -7,6 +7,7 @@ from hf_ctxmodels.models.cvt.modeling_cvt import (
     CtxCvtForTokenClassification,
     CtxCvtModel,
 )
+from hf_ctxmodels.models.cvt.parsing import CtxCvtForDependencyParsing
 from hf_ctxmodels.models.cvt.tokenization_cvt import CtxCvtTokenizer
 from hf_ctxmodels.models.cvt.translation import CtxCvtForConditionalGeneration
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits
@@ -22,6 +23,7 @@ SPEC = FamilySpec(
         "AutoModelForTokenClassification": CtxCvtForTokenClassification,
         "AutoModelForQuestionAnswering": CtxCvtForQuestionAnswering,
         "AutoModelForSeq2SeqLM": CtxCvtForConditionalGeneration,
+        "AutoModelForDependencyParsing": CtxCvtForDependencyParsing,
     },
     # base: the paper's; tiny and small: for a CPU
     sizes={
@@ -55,6 +57,7 @@ SPEC = FamilySpec(
 __all__ = [
     "CtxCvtConfig",
     "CtxCvtForConditionalGeneration",
+    "CtxCvtForDependencyParsing",
     "CtxCvtForQuestionAnswering",
     "CtxCvtForSequenceClassification",
     "CtxCvtForTokenClassification",

@@ -9,6 +9,7 @@ from hf_ctxmodels.architectures.configurations import CtxCharacterConfig
 WORD_VIEWS = ("forward", "backward", "future", "past")
 TEXT_VIEWS = ("forward", "backward", "beginning", "end")
 TARGET_VIEWS = ("attention", "future")
+EDGE_VIEWS = ("forward_forward", "forward_backward", "backward_forward", "backward_backward")
 
 
 @strict
@@ -19,11 +20,11 @@ class CtxCvtConfig(CtxCharacterConfig):
 
     Args:
         pretrained_embeddings: Vectors concatenated with the character encoder's output, `hidden_size` in total.
-        prediction_size: Width of the hidden layer of predictions.
+        prediction_size: Width of the hidden layer of predictions; for parsing, of heads and of dependents.
         word_dropout: Dropout on the word representations.
         hidden_dropout_prob: Dropout on the outputs of LSTM layers.
         view_dropout: Replaces these two rates in a batch without labels, as in the authors' code.
-        views: Names of the auxiliary predictions, see `CrossViewPredictors` and, for translation,
+        views: Names of the auxiliary predictions, see `CrossViewPredictors`, `CrossViewParsers` and, for translation,
             `CtxCvtForConditionalGeneration`; None for all.
         view_weight: Weight of their loss relative to the supervised loss.
         pooling: Pooling of a text: "mean" of its states, or "mean+max", twice as wide.
@@ -72,7 +73,7 @@ class CtxCvtConfig(CtxCharacterConfig):
 
     def validate_views(self) -> None:
         """Check views and tasks (called at construction)."""
-        available = {*WORD_VIEWS, *TEXT_VIEWS, *TARGET_VIEWS}
+        available = {*WORD_VIEWS, *TEXT_VIEWS, *TARGET_VIEWS, *EDGE_VIEWS}
         if unknown := sorted({*(self.views or ())} - available):
             raise ValueError(f"views={unknown} are not among {sorted(available)}.")
         self.require_positive("target_vocab_size", "target_embedding_size")

@@ -253,10 +253,18 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
     def build_head(self, config: CtxCvtConfig) -> None:
         """Create the predictors of all tasks."""
         tasks = config.tasks or {"task": [""] * config.num_labels}
-        pooling = None if self.has_word_views else config.pooling
         self.predictors = nn.ModuleDict(
-            {name: CrossViewPredictors(config, len(labels), pooling) for name, labels in tasks.items()}
+            {name: self.build_predictors(config, len(labels)) for name, labels in tasks.items()}
         )
+
+    def build_predictors(self, config: CtxCvtConfig, labels: int) -> nn.Module:
+        """Create the primary and the auxiliary predictors of a task."""
+        return CrossViewPredictors(config, labels, None if self.has_word_views else config.pooling)
+
+    def number_words(self, tokens: Tensor, sequence_ids: Tensor | None, input_ids: Tensor | None) -> Tensor:
+        """(batch, words) numbers of the sequences for the predictors; 0 at padding, where the (batch, words) bool
+        `tokens` are False."""
+        return tokens.long() if sequence_ids is None else sequence_ids * tokens
 
     @can_return_tuple
     def forward(
@@ -296,7 +304,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         options: dict[str, Any] = {"layers": 1, "dropout_rate": self.config.view_dropout} if is_unlabeled else {}
         states = self.encode(output_hidden_states=True, **options, **inputs).hidden_states
         tokens = token_mask(states[0], attention_mask, sequence_ids)
-        sequences = tokens.long() if sequence_ids is None else sequence_ids * tokens
+        sequences = self.number_words(tokens, sequence_ids, input_ids)
         logits = supervised_loss = cross_view_loss = metrics = None
         if not is_unlabeled:
             logits = self.predictors[task](torch.cat(states[1:], -1), sequences)

@@ -15,8 +15,8 @@ from hf_ctxmodels.analysis.probing.probes import EdgeOptions, LinearOptions
 from hf_ctxmodels.analysis.probing.probing_run import ProbingData, ProbingRun, build_data, untrained_model
 from hf_ctxmodels.analysis.probing.training import ProbeTraining
 from hf_ctxmodels.analysis.results import AnalysisResult
-from hf_ctxmodels.analysis.treebanks import read_treebank
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.treebanks import read_treebank
 from hf_ctxmodels.registry import FAMILIES
 
 FAST = ProbeTraining(epochs=1, min_steps=2, evaluations=1)

@@ -24,8 +24,9 @@ from hf_ctxmodels.analysis.probing.tasks import (
     build_treebank_task,
     relation_examples,
 )
-from hf_ctxmodels.analysis.treebanks import LabeledSentence, TreebankSentence, read_treebank
+from hf_ctxmodels.analysis.treebanks import LabeledSentence
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.treebanks import TreebankSentence, read_treebank
 
 
 def parse_sentence(text: str) -> TreebankSentence:

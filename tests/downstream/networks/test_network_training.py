@@ -15,6 +15,7 @@ from commands import run_command, run_in_two_processes
 from safetensors.torch import load_file
 from training_runs import trainer_arguments
 from transformers import AutoTokenizer, Trainer
+from treebank_files import write_treebank
 from zoo import tiny_config
 
 from hf_ctxmodels.core.auto_classes import get_auto_class
@@ -82,14 +83,20 @@ def write_mentions(file: Path, rng: random.Random, number: int) -> None:
     file.write_text("\n".join(lines) + "\n")
 
 
+def write_trees(file: Path, rng: random.Random, number: int) -> None:
+    write_treebank(file, number, rng.randrange(1000))
+
+
 TASK_FILES: dict[str, tuple[str, Callable[[Path, random.Random, int], None], dict[str, Any]]] = {
     "sequence-classification": ("pairs.tsv", write_pairs, {"text_columns": "first,second", "label_column": "label"}),
     "token-classification": ("tags.conll", write_tags, {}),
     "question-answering": ("questions.json", write_questions, {}),
     "coreference": ("mentions.jsonl", write_mentions, {}),
+    "dependency-parsing": ("trees.conllu", write_trees, {}),
 }
 NETWORK_OPTIONS: dict[str, dict[str, Any]] = {
-    "coreference": {"hidden_size": 8, "scorer_size": 8, "max_span_width": 3, "spans_per_word": 1}
+    "coreference": {"hidden_size": 8, "scorer_size": 8, "max_span_width": 3, "spans_per_word": 1},
+    "dependency-parsing": {"hidden_size": 8, "scorer_size": 8},
 }
 
 

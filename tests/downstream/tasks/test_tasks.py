@@ -277,8 +277,8 @@ TASKS_OF_FLAG = {
     "max_answer_length": {"question-answering"},
     "head_column": {"semantic-role-labeling"},
     "both_orders": {"sequence-classification", "regression"},
-    "text_columns": set(TASKS) - {"question-answering", "coreference"},
-    "label_column": set(TASKS) - {"question-answering", "coreference"},
+    "text_columns": set(TASKS) - {"question-answering", "coreference", "dependency-parsing"},
+    "label_column": set(TASKS) - {"question-answering", "coreference", "dependency-parsing"},
     "max_length": set(TASKS),
 }
 
