@@ -20,7 +20,7 @@ copyright = "the authors of hf_ctxmodels; Apache-2.0"
 release = version = __version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton"]
-exclude_patterns = ["_parts", "notebooks/runs"]
+exclude_patterns = ["_parts", "comparison/table.md", "notebooks/runs"]
 smartquotes = False  # would change the dashes of flags
 
 # Markdown: heading anchors as on GitHub
