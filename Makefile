@@ -49,14 +49,13 @@ clean:          ## remove the environment, caches and outputs
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Install torch first and separately: with other requirements, pip may resolve a different build. Of 20,000 modules only
-# the imported ones are compiled, by Python: `--no-compile` saves 90 CPU seconds.
+# Install torch first and separately: with other requirements, pip may resolve a different build.
 $(VENV)/.torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile $$(grep '^torch==' constraints.txt)
+	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
 	@touch $@
 
 # Stamp files avoid repeated installation; `dev` contains `demo`; `transformers-tests` and `mutation` contain `dev`.
 $(VENV)/.demo $(VENV)/.dev $(VENV)/.docs $(VENV)/.transformers-tests $(VENV)/.mutation: $(VENV)/.%: $(VENV)/.torch $(INPUTS)
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[$*]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$*]'
 	@touch $@
