@@ -166,18 +166,23 @@ def _column_titles(columns: Sequence[tuple[str, str]], metrics: dict[str, list[s
     return [measure if metric == metrics[measure][0] else f"{measure}, {metric}" for measure, metric in columns]
 
 
+def _compared_columns(metrics: dict[str, list[str]]) -> list[tuple[str, str]]:
+    """The measures with their first metric, and with the selectivity of a probe."""
+    return [
+        (measure, metric)
+        for measure, names in metrics.items()
+        for metric in names
+        if metric in (names[0], "selectivity")
+    ]
+
+
 def contrast_tables(plan: Plan, title: str, metrics: dict[str, list[str]], records: Sequence[Record]) -> list[Table]:
     """A table of the differences between two variants at their last checkpoints; none without contrasts that have a
     finished run of both variants with the same seed."""
     final: dict[tuple[str, str, str], dict[int | None, float]] = defaultdict(dict)  # seed -> score
     for record in sorted(records, key=lambda record: record.step or 0):
         final[record.variant, record.measure, record.metric][record.seed] = record.value
-    columns = [
-        (measure, metric)
-        for measure, names in metrics.items()
-        for metric in names
-        if metric in (names[0], "selectivity")
-    ]
+    columns = _compared_columns(metrics)
     rows = {}
     for description, pair in plan.contrasts.items():
         cells = []
@@ -239,7 +244,7 @@ def cost_table(title: str, variants: Sequence[str], scores: Scores) -> Table:
 
 
 def reference_values(measure: Measure, metric: str, baselines: Scores) -> dict[str, float]:
-    """Baselines of a metric, and chance for the first metric of a measure that has it."""
+    """Baselines of a metric, and chance if the measure has it."""
     values = {
         name: mean(numbers)
         for name in baselines.names([measure.name])
@@ -253,17 +258,15 @@ def score_figures(
 ) -> list[DotPlot]:
     """The scores of the initial weights and of the last checkpoints, in figures of up to four panels: one for each
     measure, and one for the selectivity of a probe."""
+    measures = {measure.name: measure for measure in plan.measures}
+    columns = _compared_columns(metrics)
     panels, references = {}, {}
-    for measure in plan.measures:
-        for metric in metrics.get(measure.name, []):
-            if metric not in (metrics[measure.name][0], "selectivity"):
-                continue
-            (title,) = _column_titles([(measure.name, metric)], metrics)
-            panels[title] = {
-                "random weights": [scores.values(name, 0, measure.name, metric) for name in variants],
-                "trained": [scores.values(name, max(scores.steps[name]), measure.name, metric) for name in variants],
-            }
-            references[title] = reference_values(measure, metric, baselines)
+    for title, (measure, metric) in zip(_column_titles(columns, metrics), columns):
+        panels[title] = {
+            "random weights": [scores.values(name, 0, measure, metric) for name in variants],
+            "trained": [scores.values(name, max(scores.steps[name]), measure, metric) for name in variants],
+        }
+        references[title] = reference_values(measures[measure], metric, baselines)
     caption = "Circles: initial weights. Squares: the last checkpoint of each seed. Lines: baselines."
     figures = []
     for start in range(0, len(panels), _MAX_PANELS):

@@ -26,6 +26,7 @@ from hf_ctxmodels.analysis.figures.drawing import (
 )
 
 _WIDTH = 680
+_ROW_HEIGHT = 17  # of a dot plot
 _LOG_RATIO = 30  # of the highest to the lowest value of a panel with a logarithmic axis
 
 
@@ -208,10 +209,10 @@ class DotPlot(Figure):
         numbers = {name: number for number, name in enumerate([*series, *references])}
         top += 28
         for row, text in enumerate(self.labels):
-            elements.append(label(shorten(text, 20), left - 8, top + 17 * row + 8.5, anchor="end"))
+            elements.append(label(shorten(text, 20), left - 8, _row_center(top, row), anchor="end"))
         for column, title in enumerate(self.panels):
             elements += self._panel(title, left + column * width, width - 16, top, numbers)
-        return document(elements, _WIDTH, top + 17 * len(self.labels) + 28, self.title, self.caption, embedded)
+        return document(elements, _WIDTH, top + _ROW_HEIGHT * len(self.labels) + 28, self.title, self.caption, embedded)
 
     def _panel(self, title: str, left: float, width: float, top: float, numbers: Mapping[str, int]) -> list[str]:
         """A panel below its title; `numbers` are those of the series and references in the legend."""
@@ -219,10 +220,11 @@ class DotPlot(Figure):
         values = [value for rows in panel.values() for row in rows for value in row] + list(references.values())
         log = bool(values) and min(values) > 0 and max(values) > _LOG_RATIO * min(values)
         scale = Scale(values, left + 6, left + width - 6, log=log, pad=False)
-        bottom = top + 17 * len(self.labels)
+        bottom = top + _ROW_HEIGHT * len(self.labels)
         elements = [label(shorten(title, int(width / 7)), left, top - 14)]
-        elements += [line(left, top + 17 * row + 8.5, left + width, top + 17 * row + 8.5, "grid")
-                     for row in range(len(self.labels))]  # fmt: skip
+        for row in range(len(self.labels)):
+            y = _row_center(top, row)
+            elements.append(line(left, y, left + width, y, "grid"))
         end = -math.inf  # of the last label
         for tick, text in scale.ticks():
             x, half_width = scale(tick), text_width(text, 11) / 2
@@ -235,11 +237,16 @@ class DotPlot(Figure):
             elements.append(series_line(numbers[name], f"M{scale(value):.1f} {top:.1f}V{bottom:.1f}"))
         for name, rows in panel.items():
             for row, row_values in enumerate(rows):
-                y = top + 17 * row + 8.5
+                y = _row_center(top, row)
                 for value in row_values:
                     hover = f"{self.labels[row]}, {name}: {format_value(value, self.digits)}"
                     elements.append(marker(numbers[name], scale(value), y, 3.5, hover, fill_opacity=0.75))
         return elements
+
+
+def _row_center(top: float, row: int) -> float:
+    """The y of the center of a row of a dot plot."""
+    return top + _ROW_HEIGHT * (row + 0.5)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.heads.base import ItemCounts, check_target_shape, mean_over_targets
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences, run_bidirectional
-from hf_ctxmodels.layers.recurrent.rnn import LSTM
+from hf_ctxmodels.layers.recurrent.rnn import bidirectional_lstms
 
 NO_ANTECEDENT = -1
 _DISTANCE_BOUNDS = (2, 3, 4, 5, 8, 16, 32, 64)  # lower bounds of the distances' classes 1, 2, ..., 8 (section 7)
@@ -102,12 +102,10 @@ class CoreferenceNetwork(nn.Module):
     def __init__(self, input_size: int, options: CoreferenceOptions) -> None:
         super().__init__()
         self.options = options
-        hidden, state_size = options.scorer_size, input_size
+        hidden = options.scorer_size
+        state_size = 2 * options.hidden_size if options.num_layers else input_size
         self.dropout = Dropout(options.dropout)
-        self.lstm = nn.ModuleList()
-        for _ in range(options.num_layers):
-            self.lstm.append(LSTM(state_size, options.hidden_size))
-            state_size = 2 * options.hidden_size
+        self.lstm = bidirectional_lstms(input_size, options.hidden_size, options.num_layers)
         self.head_scorer = nn.Sequential(
             nn.Linear(state_size, hidden), *hidden_layers(hidden, options.scorer_layers - 1, options.dropout)
         )

@@ -21,7 +21,7 @@ from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import LinearLayers, linear
 from hf_ctxmodels.layers.pooling import attend, forward_fill_padding, pool_tokens, text_masks
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences, run_bidirectional, run_layer
-from hf_ctxmodels.layers.recurrent.rnn import LSTM
+from hf_ctxmodels.layers.recurrent.rnn import LSTM, bidirectional_lstms
 
 MAX_DISTANCE = 10  # greater distances share one bias in intra-sentence attention (Parikh et al. 2016, section 3.4)
 
@@ -237,8 +237,7 @@ class SentenceNetwork(nn.Module):
     def __init__(self, input_size: int, num_labels: int, options: SentenceOptions, output_size: int = 0) -> None:
         super().__init__()
         self.dropout = Dropout(options.dropout)
-        widths = [input_size, *[2 * options.hidden_size] * (options.num_layers - 1)]
-        self.layers = nn.ModuleList(LSTM(width, options.hidden_size) for width in widths)
+        self.layers = bidirectional_lstms(input_size, options.hidden_size, options.num_layers)
         state_size = 2 * options.hidden_size + output_size
         self.attention = None
         if options.attention_hops:

@@ -17,7 +17,7 @@ from hf_ctxmodels.layers.biaffine import BiaffineScorer
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences, run_bidirectional
-from hf_ctxmodels.layers.recurrent.rnn import LSTM
+from hf_ctxmodels.layers.recurrent.rnn import bidirectional_lstms
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,8 @@ class ParsingNetwork(nn.Module):
     def __init__(self, input_size: int, num_relations: int, options: ParsingOptions) -> None:
         super().__init__()
         self.dropout = Dropout(options.dropout)
-        self.lstm = nn.ModuleList()
-        state_size = input_size
-        for _ in range(options.num_layers):
-            self.lstm.append(LSTM(state_size, options.hidden_size))
-            state_size = 2 * options.hidden_size
+        self.lstm = bidirectional_lstms(input_size, options.hidden_size, options.num_layers)
+        state_size = 2 * options.hidden_size if options.num_layers else input_size
         self.scorer = BiaffineScorer(state_size, state_size, options.scorer_size, num_relations, options.dropout)
 
     def forward(self, vectors: Tensor, is_word: Tensor) -> Tensor:

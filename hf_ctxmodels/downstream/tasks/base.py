@@ -9,14 +9,16 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
+import torch
 from accelerate import PartialState
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.architectures.word_alignment import split_words
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, non_default_fields
 from hf_ctxmodels.data.examples import LOOP_COLUMNS
-from hf_ctxmodels.data.table_files import Row, has_labels
+from hf_ctxmodels.data.table_files import Row, has_labels, read_texts
 
 Feature = dict[str, Any]
 Collator = Callable[[list[Feature]], dict[str, Any]]
@@ -87,6 +89,35 @@ class FeatureCollator:
             {name: value for name, value in feature.items() if name not in LOOP_COLUMNS} for feature in features
         ]
         return dict(self.collate(features))
+
+
+@dataclass(frozen=True)
+class WordCollator:
+    """Pads the words of texts.
+
+    Args:
+        word_columns: Name -> padding of the features with a value, or an array, for each word.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    word_columns: Mapping[str, int]
+
+    def __call__(self, features: list[Feature]) -> dict[str, Any]:
+        """A padded batch of arguments of the head's forward."""
+        inputs = [
+            {name: value for name, value in feature.items() if name not in (*LOOP_COLUMNS, *self.word_columns)}
+            for feature in features
+        ]
+        batch = dict(self.tokenizer.pad(inputs, return_tensors="pt"))
+        length = batch["attention_mask"].shape[1]
+        for name, padding in self.word_columns.items():
+            rows = [np.asarray(feature[name]) for feature in features]
+            padded = np.full((len(rows), length, *rows[0].shape[1:]), padding)
+            for row, values in enumerate(rows):
+                start = length - len(values) if self.tokenizer.padding_side == "left" else 0
+                padded[row, start : start + len(values)] = values
+            batch[name] = torch.from_numpy(padded)
+        return batch
 
 
 Example = TypeVar("Example")
@@ -306,6 +337,19 @@ def get_texts(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
             f"No text in column(s) {', '.join(columns)}.", location=row.location, hint="remove the line, or fill it in."
         )
     return tuple(row.values[column] for column in columns)
+
+
+def read_words(file: str, column: str, hint: str) -> list[tuple[list[str], str]]:
+    """The words of each row of a file with their location: a list of words, or a text, which is split into words and
+    punctuation marks; raises CtxError with this hint for other values."""
+    sentences = []
+    for row in read_texts(file, column):
+        words = row.values[column]
+        words = split_words(words) if isinstance(words, str) else words
+        if not isinstance(words, list) or not words:
+            raise CtxError(f"Expected a text or a list of words in {column!r}.", location=row.location, hint=hint)
+        sentences.append(([*map(str, words)], row.location))
+    return sentences
 
 
 def repeated_prediction(predictions: Sequence[Any], labels: Iterable[Any], share: float = 1.0) -> Any | None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from accelerate import PartialState
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -15,39 +14,13 @@ from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.coreference_files import CoreferenceDocument, Span, read_coreference
-from hf_ctxmodels.data.examples import LOOP_COLUMNS
 from hf_ctxmodels.data.files import file_suffix
 from hf_ctxmodels.data.table_files import line_blocks
 from hf_ctxmodels.downstream.networks.coreference import CoreferenceOptions
-from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, Feature, Logits, Task
+from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, Logits, Task, WordCollator
 from hf_ctxmodels.downstream.tasks.coreference_metrics import coreference_scores
 
 Clusters = list[list[Span]]
-
-
-class CoreferenceCollator:
-    """Pads the words of texts, with their sentences and the labels of spans."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
-
-    def __call__(self, features: list[Feature]) -> dict[str, Any]:
-        """A padded batch of arguments of the head's forward."""
-        word_columns = {"sentence_ids": 0, "labels": IGNORE_INDEX}
-        inputs = [
-            {name: value for name, value in feature.items() if name not in (*LOOP_COLUMNS, *word_columns)}
-            for feature in features
-        ]
-        batch = dict(self.tokenizer.pad(inputs, return_tensors="pt"))
-        length = batch["attention_mask"].shape[1]
-        for name, padding in word_columns.items():
-            rows = [np.asarray(feature[name]) for feature in features]
-            padded = np.full((len(rows), length, *rows[0].shape[1:]), padding)
-            for row, values in enumerate(rows):
-                start = length - len(values) if self.tokenizer.padding_side == "left" else 0
-                padded[row, start : start + len(values)] = values
-            batch[name] = torch.from_numpy(padded)
-        return batch
 
 
 class Coreference(Task[CoreferenceDocument]):
@@ -149,7 +122,7 @@ class Coreference(Task[CoreferenceDocument]):
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """The collator of padded batches."""
-        return CoreferenceCollator(tokenizer)
+        return WordCollator(tokenizer, {"sentence_ids": 0, "labels": IGNORE_INDEX})
 
     def decode(
         self, examples: Sequence[CoreferenceDocument], encoded: Encoded, outputs: Sequence[Logits]

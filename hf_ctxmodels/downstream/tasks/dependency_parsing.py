@@ -8,11 +8,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from hf_ctxmodels.architectures.word_alignment import split_words
 from hf_ctxmodels.core.constants import IGNORE_INDEX, ROOT_HEAD
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.examples import LOOP_COLUMNS
-from hf_ctxmodels.data.table_files import read_texts
 from hf_ctxmodels.data.treebanks import is_treebank, read_treebank
 from hf_ctxmodels.downstream.tasks.base import (
     Collator,
@@ -20,7 +17,9 @@ from hf_ctxmodels.downstream.tasks.base import (
     Feature,
     LabeledTask,
     Logits,
+    WordCollator,
     most_frequent,
+    read_words,
     repeated_prediction,
 )
 from hf_ctxmodels.downstream.tasks.dependency_trees import best_tree
@@ -46,30 +45,19 @@ Edges = tuple[list[int], list[str]]
 """Predicted heads and relations of the words of a sentence."""
 
 
-class ParsingCollator:
-    """Pads the words of sentences, with the columns of their heads and their relations."""
+class ParsingCollator(WordCollator):
+    """Pads the words of sentences, with their relations and the columns of their heads."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer, {"labels": IGNORE_INDEX, "heads": ROOT_HEAD})
 
     def __call__(self, features: list[Feature]) -> dict[str, Any]:
         """A padded batch of arguments of the head's forward."""
-        word_columns = {"labels": IGNORE_INDEX, "heads": ROOT_HEAD}
-        inputs = [
-            {name: value for name, value in feature.items() if name not in (*LOOP_COLUMNS, *word_columns)}
-            for feature in features
-        ]
-        batch = dict(self.tokenizer.pad(inputs, return_tensors="pt"))
-        length = batch["attention_mask"].shape[1]
-        for name, padding in word_columns.items():
-            padded = np.full((len(features), length), padding)
-            for row, feature in enumerate(features):
-                values = np.asarray(feature[name])
-                start = length - len(values) if self.tokenizer.padding_side == "left" else 0
-                if name == "heads":
-                    values = np.where(values == ROOT_HEAD, ROOT_HEAD, values + start)
-                padded[row, start : start + len(values)] = values
-            batch[name] = torch.from_numpy(padded)
+        batch = super().__call__(features)
+        if self.tokenizer.padding_side == "left":
+            heads = batch["heads"]
+            starts = torch.tensor([heads.shape[1] - len(feature["heads"]) for feature in features])
+            batch["heads"] = torch.where(heads == ROOT_HEAD, ROOT_HEAD, heads + starts[:, None])
         return batch
 
 
@@ -116,15 +104,7 @@ class DependencyParsing(LabeledTask[DependencyTree]):
         if is_treebank(file):
             sentences = [(sentence.words, sentence.location) for sentence in read_treebank(file)]
         else:
-            sentences = []
-            for row in read_texts(file, "tokens"):
-                words = row.values["tokens"]
-                words = split_words(words) if isinstance(words, str) else words
-                if not isinstance(words, list) or not words:
-                    raise CtxError(
-                        "Expected a text or a list of words in 'tokens'.", location=row.location, hint="correct it."
-                    )
-                sentences.append(([*map(str, words)], row.location))
+            sentences = read_words(file, "tokens", hint="correct it.")
         return [
             DependencyTree(words, [ROOT_HEAD] * len(words), [self.labels[0]] * len(words), location)
             for words, location in sentences

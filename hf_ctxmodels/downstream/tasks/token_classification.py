@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import DataCollatorForTokenClassification, PreTrainedConfig, PreTrainedTokenizerBase
 
-from hf_ctxmodels.architectures.word_alignment import split_words
 from hf_ctxmodels.core.bio_tags import is_bio
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
@@ -20,12 +19,18 @@ from hf_ctxmodels.data.table_files import (
     read_conll,
     read_conllu,
     read_table,
-    read_texts,
     to_bio,
 )
 from hf_ctxmodels.data.text_files import read_text
 from hf_ctxmodels.downstream.tasks import metrics
-from hf_ctxmodels.downstream.tasks.base import Encoded, LabeledTask, Logits, most_frequent, repeated_prediction
+from hf_ctxmodels.downstream.tasks.base import (
+    Encoded,
+    LabeledTask,
+    Logits,
+    most_frequent,
+    read_words,
+    repeated_prediction,
+)
 
 
 def _is_conll(file: str) -> bool:
@@ -90,17 +95,7 @@ class TokenClassification(LabeledTask[TaggedSentence]):
         `.txt` file with one sentence per line. Texts are split into words and punctuation marks."""
         column = self.arguments.text_columns or "tokens"
         if self._has_texts(file) or file_suffix(Path(file)) == ".jsonl":
-            unlabeled = []
-            for row in read_texts(file, column):
-                words = row.values[column]
-                words = split_words(words) if isinstance(words, str) else words
-                if not isinstance(words, list) or not words:
-                    raise CtxError(
-                        f"Expected a text or a list of words in {column!r}.",
-                        location=row.location,
-                        hint="correct the line, or pass another --text_columns.",
-                    )
-                unlabeled.append(([*map(str, words)], row.location))
+            unlabeled = read_words(file, column, hint="correct the line, or pass another --text_columns.")
         else:
             unlabeled = [(sentence.words, sentence.location) for sentence in self._read_columns(file, labeled=False)]
         return [TaggedSentence(words, [self.labels[0]] * len(words), location) for words, location in unlabeled]

@@ -152,6 +152,12 @@ class LSTM(nn.Module):
         return torch.cat(segment_outputs, 1), last_state
 
 
+def bidirectional_lstms(input_size: int, hidden_size: int, num_layers: int) -> nn.ModuleList:
+    """The layers of a stack for `run_bidirectional`, with outputs of twice the `hidden_size`."""
+    widths = [input_size, *[2 * hidden_size] * num_layers]
+    return nn.ModuleList(LSTM(width, hidden_size) for width in widths[:num_layers])
+
+
 class GRU(nn.Module):
     """One layer of gated recurrent units, with one direction or two independent ones.
 

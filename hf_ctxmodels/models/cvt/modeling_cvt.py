@@ -261,6 +261,13 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         """Create the primary and the auxiliary predictors of a task."""
         return CrossViewPredictors(config, labels, None if self.has_word_views else config.pooling)
 
+    def resolve_task(self, task: str | None) -> str:
+        """The name of a task, by default of the first one; raises CtxError for an unknown name."""
+        task = next(iter(self.predictors)) if task is None else task
+        if task not in self.predictors:
+            raise CtxError(f"There is no task {task!r}.", hint=f"use one of {', '.join(self.predictors)}.")
+        return task
+
     def number_words(self, tokens: Tensor, sequence_ids: Tensor | None, input_ids: Tensor | None) -> Tensor:
         """(batch, words) numbers of the sequences for the predictors; 0 at padding, where the (batch, words) bool
         `tokens` are False."""
@@ -287,9 +294,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             views: (batch, words) or (batch,): 1 where the auxiliary predictions of all tasks are trained, else -100.
             task: Task of labels and logits, one of `config.tasks`; None for the first.
         """
-        task = next(iter(self.predictors)) if task is None else task
-        if task not in self.predictors:
-            raise CtxError(f"There is no task {task!r}.", hint=f"use one of {', '.join(self.predictors)}.")
+        task = self.resolve_task(task)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         if self.config.text_pairs and not self.has_word_views and sequence_ids is None:
             sequence_ids = self._number_texts(input_ids, inputs_embeds, kwargs.get("token_type_ids"))

@@ -6,7 +6,6 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.heads import ItemCounts
 from hf_ctxmodels.heads.dependency_parsing import best_relations, edge_labels, edge_loss
 from hf_ctxmodels.layers.biaffine import BiaffineScorer
@@ -115,9 +114,7 @@ class CtxCvtForDependencyParsing(CtxCvtHeadModel):
             heads: (batch, words) columns of the heads, -1 for the root; ignored where `labels` is -100.
             views: (batch, words): 1 at the words whose auxiliary predictions are trained, else -100.
         """
-        task = next(iter(self.predictors)) if task is None else task
-        if task not in self.predictors:
-            raise CtxError(f"There is no task {task!r}.", hint=f"use one of {', '.join(self.predictors)}.")
+        task = self.resolve_task(task)
         parsers: Any = self.predictors[task]
         num_relations = parsers.primary.num_relations
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
