@@ -26,7 +26,7 @@ PLAN_KEYS = (
     *("dataset", "validation_fraction", "vocab_size", "word_vocab_size", "tokenizer_bytes", "budget", "checkpoints"),
     *("seeds", "pretraining", "families", "variants", "contrasts", "measures", "accelerate"),
 )
-_VARIANT_KEYS = ("family", "recipe")
+_VARIANT_KEYS = ("family", "recipe", "vocab_size")
 # flags of pretrain that the plan sets
 _PLANNED_FLAGS = (
     *("dataset", "tokenizer", "validation_fraction", "model", "family", "seed", "max_steps", "num_train_epochs"),
@@ -41,11 +41,13 @@ class Variant:
 
     Attributes:
         recipe: Flags of `pretrain` and their values as strings, without the flags that the plan sets.
+        vocab_size: Vocabulary size of its tokenizer; None for the plan's.
     """
 
     name: str
     family: str
     recipe: Mapping[str, Any]
+    vocab_size: int | None = None
 
     @property
     def spec(self) -> FamilySpec:
@@ -152,6 +154,8 @@ class Plan:
 
     def tokenizer_size(self, variant: Variant) -> int:
         """Vocabulary size of the tokenizer of a variant."""
+        if variant.vocab_size is not None:
+            return variant.vocab_size
         has_words = issubclass(variant.spec.tokenizer, CtxWordTokenizer)
         return self.word_vocab_size if has_words else self.vocab_size
 
@@ -358,7 +362,11 @@ def _make_variant(name: str, options: Any, shared: Mapping[str, Any], root: Yaml
                 )
             is_merged = key == "config_options" and isinstance(value, dict) and isinstance(recipe.get(key), dict)
             recipe[key] = {**recipe[key], **value} if is_merged else value
-    variant = Variant(name, family, recipe)
+    try:
+        vocab_size = convert(options["vocab_size"], int) if "vocab_size" in options else None
+    except ValueError as error:
+        raise CtxError(f"{error}.", location=f"{location}, vocab_size", hint="use an integer.") from error
+    variant = Variant(name, family, recipe, vocab_size)
     size = str(recipe.get("config", "tiny"))
     if not size.endswith(".json") and size not in variant.spec.sizes:
         raise CtxError(

@@ -60,6 +60,7 @@ def test_runs_are_ordered_by_seed(folder):
         ("family: bert, objective: mlm", "family: mass, objective: masked-translation", "needs translations"),
         ("family: bert, objective: mlm", "family: cvt", "no objective"),
         ("family: bert, objective: mlm", "family: bert, max_steps: 3", "max_steps is determined by the plan"),
+        ("family: bert, objective: mlm", "family: bert, vocab_size: many", "invalid int value 'many'"),
         ("family: bert, objective: mlm", "family: bert, recipe: bert_lerning", "did you mean bert_learning"),
         ("max_length: 32", "max_lenth: 32", "Unknown key 'max_lenth'.*did you mean max_length"),
         ("max_length: 32", "learning_rate: -1", "learning_rate"),
@@ -103,6 +104,13 @@ def test_invalid_plan_raises(folder, old, new, message):
     with pytest.raises(CtxError, match=f"(?s){message}") as error:
         read_plan_text(folder, PLAN.replace(old, new))
     assert error.value.location is not None
+
+
+def test_variant_has_a_vocabulary_size(folder):
+    plan = read_plan_text(folder, PLAN.replace("objective: mlm", "vocab_size: 200"))
+    assert [plan.tokenizer_size(variant) for variant in plan.variants] == [300, 300, 200]
+    comparison = Comparison(plan, folder / "output")
+    assert len({comparison.tokenizer_folder(variant) for variant in plan.variants}) == 3
 
 
 def test_contrasts_are_differences_of_equal_seeds(folder):
