@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from hf_ctxmodels.analysis.figures import DotPlot, Figure, LineChart
@@ -233,12 +233,13 @@ def cost_table(title: str, variants: Sequence[str], scores: Scores) -> Table:
     cells = []
     for variant in variants:
         last = max(scores.steps[variant])
-        values = [scores.statistics(variant, last, "cost", metric)[0] for metric, _ in columns.values()]
+        values = [scores.values(variant, last, "cost", metric) for metric, _ in columns.values()]
         scales = [scale for _, scale in columns.values()]
-        cells.append([None if value is None else value * scale for value, scale in zip(values, scales)])
+        cells.append([median(numbers) * scale if numbers else None for numbers, scale in zip(values, scales)])
     note = (
         "Words: steps times the mean number of words of a step. FLOPs: steps times the FLOPs of a step, counted by "
-        "torch. Minutes: training without evaluation. Peak: highest resident memory of the training process."
+        "torch. Minutes: training without evaluation. Peak: highest resident memory of the training process. Minutes "
+        "and peak: the median over the seeds."
     )
     return Table(title, list(columns), variants, cells, digits=2, note=note)
 
