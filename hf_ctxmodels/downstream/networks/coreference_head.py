@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.networks.coreference import CoreferenceNetwork, CoreferenceOptions, CoreferenceOutput
 from hf_ctxmodels.downstream.networks.modeling import CtxTaskNetworkHeadModel
 from hf_ctxmodels.heads.base import ItemCounts, validate_targets
@@ -20,15 +19,10 @@ class CtxTaskNetworkForCoreference(CtxTaskNetworkHeadModel):
         "coreference": (CoreferenceNetwork, CoreferenceOptions)
     }
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    allows_output_features = False
 
     def make_network(self, network_class: Any, options: Any, output_size: int) -> nn.Module:
-        """Create the network; raises CtxError for `output_features`."""
-        if output_size:
-            raise CtxError(
-                "The network for coreference has no states before its output.",
-                location="output_features",
-                hint="set output_features=False.",
-            )
+        """Create the network."""
         return network_class(self.config.feature_size, options)
 
     @can_return_tuple

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.downstream.networks.modeling import CtxTaskNetworkHeadModel
 from hf_ctxmodels.heads.base import ItemCounts, validate_targets
@@ -71,15 +70,10 @@ class CtxTaskNetworkForDependencyParsing(CtxTaskNetworkHeadModel):
 
     networks: ClassVar[Mapping[str, tuple[type[nn.Module], type]]] = {"biaffine": (ParsingNetwork, ParsingOptions)}
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    allows_output_features = False
 
     def make_network(self, network_class: Any, options: Any, output_size: int) -> nn.Module:
-        """Create the network; raises CtxError for `output_features`."""
-        if output_size:
-            raise CtxError(
-                "The network for dependency parsing has no input of vectors before its output.",
-                location="output_features",
-                hint="set output_features=False.",
-            )
+        """Create the network."""
         return network_class(self.config.feature_size, self.config.num_labels, options)
 
     @can_return_tuple
