@@ -14,7 +14,7 @@ from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, convert, did_you_mean, field_default, is_settable, split_choice
 from hf_ctxmodels.core.yaml_mapping import YamlMapping
-from hf_ctxmodels.data.files import describe_content
+from hf_ctxmodels.data.files import describe_content, is_pattern, is_url, match_files
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
@@ -232,8 +232,8 @@ def read_plan(file: str | Path, folder: str | Path = ".") -> Plan:
 
 def _located_source(source: str, folder: Path, location: str) -> str:
     """A source of text, relative to the folder if it is a file or a pattern; raises CtxError if there is none."""
-    is_pattern = any(mark in source for mark in "*?[")
-    if source == "demo" or "://" in source or not (is_pattern or Path(source).suffix or (folder / source).exists()):
+    is_file = is_pattern(source) or Path(source).suffix or (folder / source).exists()
+    if source == "demo" or is_url(source) or not is_file:
         return source  # also a Hub id
     _existing_files(source, folder, location)
     return str(folder / source)
@@ -453,9 +453,12 @@ def _convert_option(value: Any, option: Any, location: str, folder: Path) -> Any
 
 
 def _existing_files(text: str, folder: Path, location: str) -> list[str]:
-    """The file, or the files of a pattern, relative to a folder; raises CtxError if there is none."""
-    path = folder / text  # absolute paths remain
-    paths = sorted(path.parent.glob(path.name)) if any(mark in path.name for mark in "*?[") else [path]
-    if not paths or not paths[0].exists():
-        raise CtxError(f"There is no file {path}.", location=location, hint="correct the path, or pass --data_dir.")
-    return list(map(str, paths))
+    """The file, directory, or the files of a pattern, relative to a folder; raises CtxError if there is none."""
+    path = str(folder / text)  # absolute paths remain
+    if Path(path).exists():
+        return [path]
+    try:
+        return [file.path for file in match_files(path)]
+    except CtxError as error:
+        hint = "correct the path, or pass --data_dir."
+        raise CtxError(f"There is no file {path}.", location=location, hint=hint) from error

@@ -1,16 +1,13 @@
-"""Subprocesses and locks of a comparison."""
+"""Subprocesses of a comparison."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
-
-from filelock import FileLock, Timeout
 
 from hf_ctxmodels.core.errors import CtxError
 
@@ -91,28 +88,3 @@ def _peak_bytes(pid: int) -> int:
     except OSError:
         return 0
     return next((1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")), 0)
-
-
-@contextmanager
-def try_lock(file: Path) -> Iterator[bool]:
-    """Lock a file for this process unless another one, on this or another machine, has locked it; yields whether it is
-    locked. The operating system releases the lock when the process ends."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(file, blocking=False, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.release()
-
-
-@contextmanager
-def wait_for_lock(file: Path) -> Iterator[None]:
-    """Lock a file for this process, after others have released it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(file, fallback_to_soft=False):
-        yield

@@ -18,17 +18,12 @@ import yaml
 import hf_ctxmodels
 from hf_ctxmodels.comparison.measures import DataFile, Evaluation, Measure, MeasuredCheckpoint, Values
 from hf_ctxmodels.comparison.plan import Plan, Run, Variant, digest
-from hf_ctxmodels.comparison.processes import (
-    TimeIsUpError,
-    package_command,
-    run_command,
-    try_lock,
-    wait_for_lock,
-)
+from hf_ctxmodels.comparison.processes import TimeIsUpError, package_command, run_command
 from hf_ctxmodels.comparison.sizing import RunSize, checkpoint_steps, measure_size
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import read_json
+from hf_ctxmodels.core.locks import try_lock, wait_for_lock
 from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.data.document_sources import DataArguments
 from hf_ctxmodels.data.documents import Documents

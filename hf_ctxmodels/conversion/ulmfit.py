@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from hf_ctxmodels.conversion.released_files import Conversion, load_weights, read_tensors
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
+from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 from hf_ctxmodels.models.ulmfit.modeling_ulmfit import CtxUlmfitForCausalLM
 from hf_ctxmodels.models.ulmfit.tokenization_ulmfit import CtxUlmfitTokenizer
@@ -89,7 +90,7 @@ def read_words(file: str | Path, allow_pickle: bool = False) -> list[str]:
         elif path.suffix == ".json":
             words = json.loads(path.read_text(encoding="utf-8"))
         else:
-            words = path.read_text(encoding="utf-8").splitlines()
+            words = [line.rstrip("\r\n") for line in read_lines(path)]
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise CtxError(
             "The file is not a list of words.", location=str(file), hint="use itos, the words in the order of ids."

@@ -5,18 +5,16 @@ hf-ctxmodels convert word-vectors --input_format word2vec-binary --input FILE.bi
 hf-ctxmodels convert word-vectors --output_format glove --input runs/vectors --output vectors.txt
 
 Text: lines of a word and its numbers; in word2vec, the first line has the number of words and dimensions. Binary: the
-same first line, followed by each word, a space, and its numbers as little-endian float32. Files ending in `.gz` are
-compressed.
+same first line, followed by each word, a space, and its numbers as little-endian float32. Files ending in `.gz` or
+`.zst` are compressed.
 """
 
-import gzip
 import warnings
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import BinaryIO
 
 import numpy as np
 from transformers import AutoModel
@@ -25,8 +23,8 @@ from hf_ctxmodels.conversion.released_files import Conversion
 from hf_ctxmodels.conversion.word_vectors import WordVectors, gensim_models
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
-from hf_ctxmodels.core.output_files import check_output_file
-from hf_ctxmodels.data.files import check_file
+from hf_ctxmodels.core.output_files import check_output_file, replacing
+from hf_ctxmodels.data.files import compression_suffix, file_errors, file_info, local_path, open_file, write_compressed
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
 
@@ -63,22 +61,20 @@ def read_glove(path: str | Path) -> WordVectors:
 
 def read_word2vec_binary(path: str | Path) -> WordVectors:
     """Read word2vec's binary format; raises CtxError for damaged files and other formats."""
-    check_file(Path(path))
+    path = local_path(path)
     words: list[str] = []
     rows: list[np.ndarray] = []
-    try:
-        with _open(path, "rb") as file:
-            count, width = _parse_header(file.readline(1000).decode("utf-8", "replace"), path)
-            if Path(path).suffix != ".gz" and count * (4 * width + 2) > Path(path).stat().st_size:
-                raise _truncated_error(path, 0, count)
-            while len(words) < count:
-                words.append(_read_word(file, path, len(words)))
-                numbers = file.read(4 * width)
-                if len(numbers) < 4 * width:
-                    raise _truncated_error(path, len(words) - 1, count)
-                rows.append(np.frombuffer(numbers, dtype="<f4"))
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise CtxError(f"Not a complete gzip file: {error}.", location=str(path), hint="download it again.") from error
+    with file_errors(path), open_file(path) as file:
+        count, width = _parse_header(file.readline(1000).decode("utf-8", "replace"), path)
+        info = None if compression_suffix(path) else file_info(path)
+        if info is not None and info.size is not None and count * (4 * width + 2) > info.size:
+            raise _truncated_error(path, 0, count)
+        while len(words) < count:
+            words.append(_read_word(file, path, len(words)))
+            numbers = file.read(4 * width)
+            if len(numbers) < 4 * width:
+                raise _truncated_error(path, len(words) - 1, count)
+            rows.append(np.frombuffer(numbers, dtype="<f4"))
     matrix = np.stack(rows).astype(np.float32, copy=False)
     _check_finite(words, matrix, path)
     return _deduplicate(words, matrix, path)
@@ -93,7 +89,7 @@ def write(vectors: WordVectors, path: str | Path, *, header: bool, binary: bool 
                 f"The word {word!r} is empty or has white space, which these formats cannot represent.",
                 hint="rename it (for example, join phrases with _) or remove it.",
             )
-    with _open(path, "wb") as file:
+    with replacing(path) as temporary, write_compressed(temporary, compression_suffix(path)) as file:
         if header:
             file.write(f"{len(vectors.words)} {vectors.matrix.shape[1]}\n".encode())
         for word, row in zip(vectors.words, vectors.matrix.astype("<f4")):
@@ -111,11 +107,6 @@ WRITERS: dict[str, Callable[[WordVectors, str | Path], None]] = {
     "word2vec-binary": partial(write, header=True, binary=True),
     "glove": partial(write, header=False),
 }
-
-
-def _open(path: str | Path, mode: str) -> IO[Any]:
-    open_file: Any = gzip.open if Path(path).suffix == ".gz" else open
-    return open_file(path, mode)
 
 
 def _parse_header(line: str, path: str | Path) -> tuple[int, int]:
@@ -161,7 +152,7 @@ def _parse_lines(lines: Iterator[str], path: str | Path, width: int, first_line:
     return words, matrix
 
 
-def _read_word(file: IO[bytes], path: str | Path, number: int) -> str:
+def _read_word(file: BinaryIO, path: str | Path, number: int) -> str:
     word = bytearray()
     while (byte := file.read(1)) != b" ":
         if not byte or len(word) > _MAX_WORD_LENGTH:

@@ -418,7 +418,8 @@ def _suffix_error(path: str, suffixes: Sequence[str], hint: str) -> CtxError:
 
 def _labeled_pairs(path: str, columns: Sequence[str]) -> Iterator[list[str]]:
     for row in read_table(path, columns):
-        first, second, label = (str(row.values[column]).strip() for column in columns)
+        cells = [row.values[column] for column in columns]
+        first, second, label = ("" if cell is None else str(cell).strip() for cell in cells)
         if first and second:
             yield LabeledPair([first, second], label)
 

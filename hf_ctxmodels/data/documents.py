@@ -67,6 +67,10 @@ class NoDocumentError(CtxError):
     """A source, or its selected subset, has no document with text."""
 
 
+class SingleDocumentError(CtxError):
+    """The text has a single document, and the objective needs segments of two."""
+
+
 @dataclass(frozen=True)
 class HeldOut:
     """The numbers of the held-out documents: a random one of each `block` consecutive numbers."""
@@ -285,7 +289,7 @@ class SampledDocuments:
     def _part_sizes(self) -> list[int]:
         sizes = [part.num_bytes for part in self.documents.parts()]
         return [
-            sum(map(_num_bytes, part)) if size is None else size
+            sum(map(_num_bytes, part)) if size is None or part.max_documents is not None else size
             for part, size in zip(self.documents.parts(), sizes, strict=True)
         ]
 

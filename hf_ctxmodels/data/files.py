@@ -221,7 +221,8 @@ def describe_content(source: str) -> str:
     their names."""
     table, equals, columns = source.rpartition("=")
     path = local_path(source)
-    if equals and not is_url(path) and not os.path.exists(path):
+    is_table = equals and file_suffix(table) and file_suffix(path) != file_suffix(table)
+    if is_table and not os.path.exists(path):
         return f"{describe_content(table)}={columns}"
     digest, size = hashlib.sha256(), 0
     if is_url(path):

@@ -16,7 +16,7 @@ from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import describe_differences, file_digest, read_json
 from hf_ctxmodels.core.output_files import replacing, wrap_write_errors
-from hf_ctxmodels.data.documents import Documents, NoDocumentError
+from hf_ctxmodels.data.documents import Documents, NoDocumentError, SingleDocumentError
 from hf_ctxmodels.data.examples import Example, ExampleBuilder, build_columns, no_examples_error
 from hf_ctxmodels.data.prepared import (
     INDEX_FILE,
@@ -56,9 +56,11 @@ class TextPart:
     documents: Iterable[list[str]]
 
     def examples(self, objective: ExampleBuilder) -> Iterator[Example]:
-        """The examples, none for a part without documents; adds to the objective's statistics."""
+        """The examples, none for a part without documents, or with a single document of several parts if the objective
+        needs two; adds to the objective's statistics."""
         documents = self._counted(objective)
-        with suppress(NoDocumentError):
+        is_one_of_several = isinstance(self.documents, Documents) and self.documents.may_be_empty
+        with suppress(NoDocumentError, *([SingleDocumentError] if is_one_of_several else [])):
             if (first := next(documents, None)) is None:
                 return
             builder = objective.for_part(self.number)

@@ -55,7 +55,7 @@ def read_propositions(
     Raises:
         CtxError: The file has no propositions, or an invalid line.
     """
-    if file_suffix(Path(file)) == ".jsonl":
+    if file_suffix(file) == ".jsonl":
         if head_column is not None:
             raise CtxError(
                 "JSON lines have no columns of heads.", location="--head_column", hint="remove it, or use columns."
@@ -87,7 +87,7 @@ def _read_columns(
     file: str,
 ) -> list[Proposition]:
     lines = list(dropwhile(lambda numbered: numbered[1].startswith("#") and "\t" not in numbered[1], block))
-    has_head_words = file_suffix(Path(file)) == ".conllu"
+    has_head_words = file_suffix(file) == ".conllu"
     if has_head_words:
         lines = [(number, line) for number, line in lines if line.partition("\t")[0].isdecimal()]
     delimiter = "\t" if lines and "\t" in lines[0][1] else None

@@ -362,7 +362,7 @@ def training_loader(
             are this process's share.
         workers: Background processes; 0 for none.
         contiguous_rows: Rows of a step of contiguous text (see `ContiguousBatchSampler`); None to shuffle.
-        batches_per_step: Micro-batches per optimizer step, for a `SampledMixture`.
+        batches_per_step: Micro-batches per optimizer step, for a `Mixture`.
     """
     # A loader with persistent workers keeps its iterator, through which they can be shut down.
     background: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}

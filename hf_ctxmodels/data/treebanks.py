@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.files import file_suffix
 from hf_ctxmodels.data.table_files import conllu_cells, line_blocks
 
 PTB_PUNCTUATION = frozenset(("''", ",", ".", ":", "``", "-LRB-", "-RRB-"))
@@ -143,4 +144,4 @@ def _attributes(cell: str) -> dict[str, str]:
 
 def is_treebank(file: str | Path) -> bool:
     """Whether a file is in CoNLL-U by its name."""
-    return Path(file).name.removesuffix(".gz").removesuffix(".zst").endswith(".conllu")
+    return file_suffix(file) == ".conllu"

@@ -101,7 +101,9 @@ def parse_task_schedule(text: str, task_names: Collection[str]) -> list[dict[str
                     f"There is no task {name!r}.", location=location, hint=f"use some of: {', '.join(task_names)}."
                 )
             if name in stage or not (steps or "1").isdecimal() or int(steps or 1) < 1:
-                raise CtxError(f"{entry.strip()!r} is repeated, or has no number of steps.", location=text, hint=hint)
+                raise CtxError(
+                    f"{entry.strip()!r} is repeated, or has no number of steps.", location=location, hint=hint
+                )
             stage[name] = int(steps or 1)
         if stages and (missing := [name for name in stages[-1] if name not in stage]):
             raise CtxError(

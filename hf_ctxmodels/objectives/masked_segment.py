@@ -1,4 +1,4 @@
-"""MASS (Song et al. 2019, section 3.1): generate the masked segment of a text, or translate a masked source."""
+"""MASS (Song et al. 2019, section 3.2): generate the masked segment of a text, or translate a masked source."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -214,7 +214,7 @@ class MaskedSegment(DataCollatorForMaskedSegment, MaskingWithLanguages):
     |---|---|---|
     | `a b c d e f` | `</s> a b _ _ _ f </s>` | `c d e`; decoder inputs `b c d` at their positions |
 
-    References: Song et al. 2019 (arXiv 1905.02450), section 3.1, and the released code.
+    References: Song et al. 2019 (arXiv 1905.02450), section 3.2, and the released code.
     Related: `MaskedTranslation` is for texts with translations; `Denoising` generates the whole text.
 
     Example:

@@ -47,7 +47,8 @@ class NewsFieldsLM(DataCollatorForNewsFieldsLM, Objective):
     probability `metadata_dropout`, and a summary in the first part is dropped. If the parts together exceed an example,
     each of them is shorter, and the article is in the first part, that part is cut with probability `cut`, so that the
     second one fits after one padding token, which is not a target. A sequence that is still longer gives
-    round(tokens / max_length) windows at random positions. Documents of running text are articles without metadata.
+    round(tokens / (max_length + 1)) windows at random positions. Documents of running text are articles without
+    metadata.
 
     References: Zellers et al. 2019 (arXiv 1905.12616), section 3.1; the released code (realnews/prepare_lm_data.py).
     Related: `DocumentLM` joins running text to full examples.

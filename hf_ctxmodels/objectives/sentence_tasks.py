@@ -100,7 +100,7 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
                 hint=f"use some of: {', '.join(all_tasks)}. Tags are those that the tokenizer was trained with.",
             )
         has_relations = RELATIONS in self.task_names
-        self.relation_labels = _parse_names(self.relations) if has_relations else []
+        self.relation_labels = [name.lower() for name in _parse_names(self.relations)] if has_relations else []
         neighbors = [NEXT, PREVIOUS] if SKIP_THOUGHT in self.task_names else []
         self.decoder_tasks = [*neighbors, *(task for task in self.task_names if task in tags)]
         check_range(self, "relations_every", at_least=0)

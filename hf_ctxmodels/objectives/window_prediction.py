@@ -6,14 +6,14 @@ from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_range, flag
+from hf_ctxmodels.core.flags import check_choice, check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator
 from hf_ctxmodels.objectives import window_sampling
@@ -62,6 +62,7 @@ class DataCollatorForWindowPrediction(PaddingCollator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice(get_args(Output), output=self.output)
         check_range(self, "window", "block", "shared_negatives", at_least=1)
         check_range(self, "subsampling", at_least=0)
         self.word_counts = word_counts(self.tokenizer)

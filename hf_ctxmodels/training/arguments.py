@@ -204,7 +204,9 @@ class LoopArguments(DeviceArguments):
     )
     report_to: Literal["none", "tensorboard", "trackio"] = _record_flag("none", "Experiment tracker.")
     dataloader_workers: int | None = flag(
-        None, "Processes that collate batches; 0: the training process. By default 1, or 0 with fewer than 4 cores."
+        None,
+        "Processes that collate batches; 0: the training process. By default 1, or 0 without a GPU and with fewer than "
+        "4 cores for each process.",
     )
     _: KW_ONLY
     dtype: Dtype | None = flag(

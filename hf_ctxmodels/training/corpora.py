@@ -5,7 +5,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from glob import glob
@@ -13,7 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from huggingface_hub.constants import HF_HOME
 from joblib import cpu_count
 from transformers import PreTrainedTokenizerBase
@@ -22,6 +21,7 @@ from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, did_you_mean, flag, split_choice, typed_options
 from hf_ctxmodels.core.loading import describe_differences, file_digest
+from hf_ctxmodels.core.locks import wait_for_lock
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
 from hf_ctxmodels.data.control_codes import add_control_codes
@@ -320,7 +320,12 @@ def cached_corpus(
     directory = preparation.directory / identity_digest({**preparation.identity, "sources": versions})[:24]
     if (corpus := _open_cached(directory)) is None:
         preparation = replace(preparation, directory=directory)
-        with _locked(Path(f"{directory}.lock"), show_progress):
+        lock_file = Path(f"{directory}.lock")
+        with wrap_write_errors(lock_file, "set HF_HOME to another directory, or pass --no_cache."):
+            lock_file.parent.mkdir(parents=True, exist_ok=True)
+            lock_file.touch()
+        message = "waiting for another process that prepares the text" if show_progress else ""
+        with wait_for_lock(lock_file, message):  # without locks, processes write equal files
             if (corpus := _open_cached(directory)) is None:
                 print_status(f"preparing the text in the cache: {directory} (--no_cache disables it)", show_progress)
                 preparation.run(num_proc=arguments.num_proc or cpu_count(), show_progress=show_progress)
@@ -334,28 +339,6 @@ def _open_cached(directory: Path) -> PreparedCorpus | None:
     with suppress(CtxError):
         return PreparedCorpus.open(directory)
     return None
-
-
-@contextmanager
-def _locked(file: Path, show_progress: bool) -> Iterator[None]:
-    """Wait for the lock of a file. On a file system without locks, several processes may prepare the same text: they
-    write equal files."""
-    with wrap_write_errors(file, "set HF_HOME to another directory, or pass --no_cache."):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
-    lock = FileLock(file, blocking=False, fallback_to_soft=False)
-    try:
-        try:
-            lock.acquire()
-        except Timeout:
-            print_status("waiting for another process that prepares the text", show_progress)
-            lock.acquire(blocking=True)
-    except OSError:  # a file system without locks
-        pass
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _digest_tokenizer_files(tokenizer: PreTrainedTokenizerBase) -> str:

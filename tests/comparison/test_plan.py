@@ -106,6 +106,16 @@ def test_invalid_plan_raises(folder, old, new, message):
     assert error.value.location is not None
 
 
+def test_recursive_pattern_of_files(folder):
+    (folder / "nested" / "b").mkdir(parents=True)
+    for name in ("nested/a.txt", "nested/b/c.txt"):
+        (folder / name).write_text("a cat sit .\na cat sits .\n")
+    text = PLAN.replace("pairs*.txt", '"nested/**/*.txt"').replace("dataset: text.txt", 'dataset: "nested/**/*.txt"')
+    plan = read_plan_text(folder, text)
+    assert plan.measures[0].files == [str(folder / "nested" / name) for name in ("a.txt", "b/c.txt")]
+    assert plan.dataset == [str(folder / "nested/**/*.txt")]
+
+
 def test_variant_has_a_vocabulary_size(folder):
     plan = read_plan_text(folder, PLAN.replace("objective: mlm", "vocab_size: 200"))
     assert [plan.tokenizer_size(variant) for variant in plan.variants] == [300, 300, 200]

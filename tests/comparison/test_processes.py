@@ -1,4 +1,4 @@
-"""Subprocesses: cost, failures, deadline; locks."""
+"""Subprocesses: cost, failures, deadline."""
 
 import sys
 import time
@@ -6,13 +6,7 @@ import time
 import pytest
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.comparison.processes import (
-    TimeIsUpError,
-    package_command,
-    run_command,
-    try_lock,
-    wait_for_lock,
-)
+from hf_ctxmodels.comparison.processes import TimeIsUpError, package_command, run_command
 
 
 def test_command_cost(tmp_path):
@@ -41,16 +35,6 @@ def test_command_is_stopped_at_deadline(tmp_path):
     program = "import signal, time; signal.signal(15, lambda *_: exit(0))\ntime.sleep(60)"
     cost = run_command([sys.executable, "-c", program], tmp_path / "log", deadline=time.monotonic() + 2)
     assert 2 <= cost.seconds < 60
-
-
-def test_lock_is_exclusive(tmp_path):
-    with try_lock(tmp_path / "locks" / "a") as first_acquired:
-        with try_lock(tmp_path / "locks" / "a") as second_acquired:
-            assert (first_acquired, second_acquired) == (True, False)
-        with try_lock(tmp_path / "locks" / "b") as other_acquired:
-            assert other_acquired
-    with wait_for_lock(tmp_path / "locks" / "a"), try_lock(tmp_path / "locks" / "a") as acquired:
-        assert not acquired
 
 
 def test_accelerate_launch_command():

@@ -23,7 +23,7 @@ VECTORS = WordVectors(
 )
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 @pytest.mark.parametrize("file_format", list(READERS))
 def test_write_and_read(file_format: str, suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"vectors{suffix}"

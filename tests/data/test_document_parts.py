@@ -218,6 +218,13 @@ def test_sample_reads_only_the_start_of_a_part(tmp_path: Path) -> None:
     assert sizes == pytest.approx([1000, 3000], rel=0.5)
 
 
+def test_sample_of_the_first_documents(tmp_path: Path) -> None:
+    """A sample larger than the first documents has all of them, whatever the size of the file."""
+    (tmp_path / "a.txt").write_text("\n".join(SENTENCES * 100))
+    first = load_documents(str(tmp_path / "a.txt"), document_separator="line", max_documents=30)
+    assert len(list(SampledDocuments(first, 10_000))) == 30
+
+
 def test_remote_identity_depends_on_content(remote: str) -> None:
     filesystem = fsspec.filesystem("memory")
     for name, text in (("a", "One."), ("b", "Two.")):
@@ -233,6 +240,12 @@ def test_remote_identity_depends_on_content(remote: str) -> None:
     changed = [describe_content(f"{remote}{pattern}") for pattern in ("", "/*.txt", "/a.txt")]
     assert not set(changed) & set(identities)
     assert describe_content("nobody/nothing") == "nobody/nothing"
+    # a table of labeled pairs
+    filesystem.pipe_file("/corpus/pairs.csv", b"a,b,label\nx,y,1\n")
+    identity = describe_content(f"{remote}/pairs.csv=a,b,label")
+    filesystem.pipe_file("/corpus/pairs.csv", b"a,b,label\nx,y,0\n")
+    assert identity.startswith("pairs.csv (16 bytes")
+    assert describe_content(f"{remote}/pairs.csv=a,b,label") != identity
 
 
 @pytest.mark.parametrize("is_remote", [False, True])

@@ -276,6 +276,7 @@ def test_mixed_source_types(tmp_path):
     (tmp_path / "b.txt").write_text("A cat.\n")
     (tmp_path / "c.txt").write_text("Eine Katze.\n")
     (tmp_path / "d.tsv").write_text("x\ty\tz\nA dog.\tno\tIt ran.\n \tno\tIt ran.\n")
+    (tmp_path / "e.jsonl").write_text('{"x": null, "y": "b", "z": "1"}\n{"x": "A", "y": "b", "z": 1}\n')
     names = [str(tmp_path / name) for name in ("a.txt", "b.txt", "d.tsv=x,z,y")]
     translations = ["-", str(tmp_path / "c.txt"), "-"]
     documents = load_documents(*names, translations=translations, language_tags=["-", "<de>", "-"])
@@ -287,6 +288,7 @@ def test_mixed_source_types(tmp_path):
     tagged = list(load_documents(names[0], names[2], language_tags=["<a>", "<d>"]))
     assert tagged == [["<a> One.", "<a> Two."], ["<d> A dog.", "<d> It ran."]]
     assert tagged[1].label == "no"
+    assert list(load_documents(f"{tmp_path / 'e.jsonl'}=x,y,z")) == [["A", "b"]]
     with pytest.raises(CtxError, match="FILE=FIRST,SECOND,LABEL"):
         load_documents(f"{tmp_path / 'd.tsv'}=x,z")
     with pytest.raises(CtxError, match="No such file"):

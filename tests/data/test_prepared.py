@@ -191,3 +191,24 @@ def test_sources_share_one_held_out_split(tokenizer, documents, tmp_path) -> Non
     for split, expected in enumerate(corpus.split(0.2)):
         parts = [part.documents.split(0.2)[split] for part in preparation.parts]
         assert [document for part in parts for document in part] == list(expected)
+
+
+def test_part_with_a_single_document(tmp_path: Path, small_parts) -> None:
+    """Objectives that need two documents leave it out; a text of a single document raises."""
+    documents = [
+        [f"Sentence {number} of document {index} has some words." for number in range(6)] for index in range(9)
+    ]
+    documents += [["A long sentence of a document."] * 40, documents[0]]
+    (tmp_path / "text.txt").write_text("\n\n".join("\n".join(lines) for lines in documents))
+    (tmp_path / "one.txt").write_text("\n".join(documents[0]))
+    tokenizer = FAMILIES["bert"].tokenizer.train([(tmp_path / "text.txt").read_text()], vocab_size=80)
+    objective = MaskedLMWithNextSentence(tokenizer, max_length=32, seed=0)
+    text = load_documents(str(tmp_path / "text.txt"))
+    parts = text_parts(text, objective)
+    sizes = [len(list(part.documents)) for part in parts]
+    assert 1 in sizes
+    assert max(sizes) > 1
+    counts = [len(list(part.examples(objective))) for part in parts]
+    assert [count > 0 for count in counts] == [size > 1 for size in sizes]
+    with pytest.raises(CtxError, match="only one document"):
+        list(text_parts(load_documents(str(tmp_path / "one.txt")), objective)[0].examples(objective))

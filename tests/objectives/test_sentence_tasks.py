@@ -147,6 +147,12 @@ def test_batches_have_one_task(documents: Documents, tokenizer: CtxGenSenTokeniz
     assert max(example_counts.values()) - min(example_counts.values()) <= 1, "each task repeats its examples evenly"
 
 
+def test_relation_labels_ignore_case(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
+    options = {"tasks": "relations", "relations": "Contradiction,ENTAILMENT,neutral"}
+    objective = SentenceTasks(tokenizer, max_length=30, seed=0, **options)
+    assert sorted(example["relation"] for example in objective.examples(documents)) == [0, 1]
+
+
 def test_relations_without_period(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
     objective = SentenceTasks(tokenizer, max_length=30, seed=0, relations_every=0)
     assert objective.sampling.task_periods == {}

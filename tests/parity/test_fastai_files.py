@@ -95,6 +95,8 @@ def test_convert_command(tmp_path: Path) -> None:
 def test_read_words(tmp_path: Path) -> None:
     """Text files, pickled lists only with `allow_pickle`, and the token names of 2018."""
     (tmp_path / "a.txt").write_text("\n".join(ITOS))
+    (tmp_path / "separator.txt").write_text("the\na\u2028b\n", encoding="utf-8")
+    assert read_words(tmp_path / "separator.txt") == ["the", "a\u2028b"], "only line feeds end a word"
     (tmp_path / "a.pkl").write_bytes(pickle.dumps(ITOS))
     (tmp_path / "code.pkl").write_bytes(pickle.dumps(Path("/")))
     assert read_words(tmp_path / "a.txt") == read_words(tmp_path / "a.pkl", allow_pickle=True) == ITOS

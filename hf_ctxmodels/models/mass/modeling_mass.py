@@ -53,7 +53,7 @@ class CtxMassForConditionalGeneration(TransformerForConditionalGeneration, CtxMa
     the word embeddings.
 
     In pretraining the decoder's input is the segment, shifted by one token: `decoder_input_ids` with their positions in
-    the text, `decoder_position_ids`. `cross_attention_mask` is 0 at the mask tokens (section 3.1).
+    the text, `decoder_position_ids`. `cross_attention_mask` is 0 at the mask tokens (section 3.2).
     """
 
     encoder_class = CtxMassModel
