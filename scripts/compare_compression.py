@@ -20,7 +20,6 @@ from benchmarks.measure import measure
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.architectures.sentence_encoder import Pooling, encode_sentences
-from hf_ctxmodels.cli.export import count_parameters
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.compression.low_rank.compression import (
     factorize_model,
@@ -107,7 +106,7 @@ def main() -> None:
         scores = [similarity(partial(encode, compressed), file, columns.split(",")) for file, _, columns in files]
         cells = [
             name,
-            f"{count_parameters(compressed):,}",
+            f"{compressed.num_parameters():,}",
             f"{file_size(compressed) / 1e6:.1f} MB",
             f"{1000 * times[name].cpu_seconds / len(timed):.2f}",
             *(f"{score.spearman:.4f}" for score in scores),

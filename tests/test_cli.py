@@ -202,6 +202,13 @@ def test_missing_recipe_raises(tmp_path, monkeypatch):
         parse_arguments(LoopArguments, argv=["--recipe", "bert_tinydemo"])
 
 
+def test_repeated_flag_of_recipe_raises(tmp_path):
+    (tmp_path / "a.yaml").write_text("max_steps: 3\nseed: 1\nmax_steps: 4\n")
+    with pytest.raises(CtxError, match="'max_steps' occurs twice in a recipe, first in line 1") as error:
+        parse_arguments(LoopArguments, argv=["--recipe", str(tmp_path / "a.yaml")])
+    assert error.value.location == f"{tmp_path / 'a.yaml'}:3"
+
+
 def test_recipes_command_lists_all_recipes(capsys):
     assert run_command("recipes") == 0
     output = capsys.readouterr().out

@@ -8,7 +8,6 @@ Tied weights are one parameter, and buffers keep their values.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -27,7 +26,7 @@ from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.inference.prediction import Predictor
-from hf_ctxmodels.training.model_loading import load_config, load_model
+from hf_ctxmodels.training.model_loading import load_config, load_model, new_model_with_seed
 
 Weights = dict[str, Tensor]
 """Tensors by the names of parameters: a point, or a direction."""
@@ -134,10 +133,7 @@ def checkpoint_weights(loss: HeldOutLoss, source: str | Path, seed: int = 0) -> 
     model = loss.model
     weights = current_weights(model)
     if source == RANDOM:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            new_model = type(model)(deepcopy(model.config))
-        new_weights = current_weights(new_model)
+        new_weights = current_weights(new_model_with_seed(type(model), model.config, seed))
         return {name: new_weights[name].to(weight) for name, weight in weights.items()}
     source = str(source)
     config = load_config(source)

@@ -118,18 +118,14 @@ def read_senteval(file: str | Path) -> dict[str, list[LabeledSentence]]:
     return partitions
 
 
-def read_bio_spans(file: str | Path, tag_column: int = -1) -> list[SpanSentence]:
+def read_bio_spans(file: str | Path) -> list[SpanSentence]:
     """Chunks or entities of a file of CoNLL columns with BIO or IOB1 tags, as labeled spans."""
+    from seqeval.metrics.sequence_labeling import get_entities
+
     sentences = []
-    for sentence in read_conll(file, tag_column=tag_column):
-        targets: list[SpanTarget] = []
-        start = 0
-        for end, tag in enumerate([*sentence.tags[1:], "O"], 1):
-            label = sentence.tags[end - 1][2:]
-            if tag[:2] != "I-" or tag[2:] != label:
-                if label:
-                    targets.append(SpanTarget((start, end), None, (label,)))
-                start = end
+    for sentence in read_conll(file):
+        spans = get_entities(list(sentence.tags))
+        targets = [SpanTarget((first, last + 1), None, (label,)) for label, first, last in spans]
         sentences.append(SpanSentence(sentence.words, targets, sentence.location))
     return sentences
 
@@ -137,7 +133,8 @@ def read_bio_spans(file: str | Path, tag_column: int = -1) -> list[SpanSentence]
 def read_propbank(file: str | Path) -> list[SpanSentence]:
     """Predicates and their arguments: a target has the predicate's word, the argument's span and its role.
 
-    Lines have tab-separated columns: id, word, XPOS, head, relation, roleset (`_` if the word is not a predicate), and
+    Lines have tab-separated columns: id, word, XPOS, head, relation, roleset (`_` or `-` if the word is not a
+    predicate), and
     for each predicate a column with its bracketed arguments, `(ARG1*` and `*)`. The spans of verbs (`V`, `C-V`) are
     skipped.
     """
@@ -147,7 +144,7 @@ def read_propbank(file: str | Path) -> list[SpanSentence]:
         if not located:
             continue
         rows, locations = [row for row, _ in located], [location for _, location in located]
-        predicates = [word for word, row in enumerate(rows) if row[5:6] not in ([], ["_"])]
+        predicates = [word for word, row in enumerate(rows) if row[5:6] not in ([], ["_"], ["-"])]
         width = 6 + len(predicates)
         for row, location in located:
             if len(row) != width:

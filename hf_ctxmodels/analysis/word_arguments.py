@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from hf_ctxmodels.analysis.output_arguments import OutputArguments
 from hf_ctxmodels.analysis.probing.probing_run import untrained_model
@@ -26,7 +25,7 @@ class WordAnalysisArguments(OutputArguments):
     text: list[str] = flag(
         (), "Sentences: CoNLL-U files, or .txt, .jsonl and .parquet files with a sentence per line or record."
     )
-    pooling: str = flag("mean", "Tokens of a word whose states are averaged.", choices=get_args(WordPooling))
+    pooling: WordPooling = flag("mean", "Tokens of a word whose states are averaged.")
     seeds: list[int] = flag((0,), "Seeds of the samples, over which results are averaged.")
 
     def __post_init__(self) -> None:
@@ -48,10 +47,10 @@ class WordAnalysisArguments(OutputArguments):
             if hasattr(model, "prepare_for_inference"):
                 model.prepare_for_inference()
             print_status(f"{name}: {type(model).__name__}")
-            yield name, WordEncoder(model.eval(), tokenizer, pooling=self.pooling)  # type: ignore[arg-type]
+            yield name, WordEncoder(model.eval(), tokenizer, pooling=self.pooling)
             if untrained:
                 initial = untrained_model(model)
-                yield f"{name}, untrained", WordEncoder(initial, tokenizer, pooling=self.pooling)  # type: ignore[arg-type]
+                yield f"{name}, untrained", WordEncoder(initial, tokenizer, pooling=self.pooling)
 
 
 def short_names(sources: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@
 - `CharacterModel` encodes the characters of words.
 - `RecurrentSentenceEncoder` encodes sentences; `encode_sentences` embeds sentences with any base model.
 - `WordEncoder` embeds words in context with any base model.
+- `ContinuationScorer` scores continuations of prompts with any language model.
 
 A family derives its classes from these, and defines its layers, defaults and conversion of weights.
 """

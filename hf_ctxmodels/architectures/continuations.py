@@ -24,6 +24,7 @@ from hf_ctxmodels.architectures.prefix_trees import PrefixNode, Target, TokenRow
 from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
+from hf_ctxmodels.core.generation import padding_id
 from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.heads.base import HeadModel
@@ -275,7 +276,7 @@ class ContinuationScorer:
         for indices in self._split([node for node, _ in nodes], past_length, limit):
             batch_nodes = [nodes[index][0] for index in indices]
             parents = torch.tensor([nodes[index][1] for index in indices])
-            ids, mask = pad_rows([node.ids for node in batch_nodes], self._padding_id)
+            ids, mask = pad_rows([node.ids for node in batch_nodes], padding_id(self.tokenizer))
             past = None
             if past_mask is not None:
                 past = select_cache(cache, parents)
@@ -349,7 +350,7 @@ class ContinuationScorer:
         sources = [PrefixNode(_row(source)) for source in rows_by_source]
         targets = [prefix_trees(rows, shares_prefixes=False) for rows in rows_by_source.values()]
         for indices in self._split(sources, 0):
-            ids, mask = pad_rows([sources[index].ids for index in indices], self._padding_id)
+            ids, mask = pad_rows([sources[index].ids for index in indices], padding_id(self.tokenizer))
             inputs = CollatedBatch({"input_ids": ids, "attention_mask": mask}).to(self.model.device)
             encoded = self.model.get_encoder()(**inputs)
             nodes = [(node, row) for row, index in enumerate(indices) for node in targets[index]]
@@ -359,7 +360,7 @@ class ContinuationScorer:
 
     def _run_targets(self, nodes: list[PrefixNode], rows: Tensor, encoded: Any, source_mask: Tensor) -> NodeBatch:
         """Predict targets of the encoded sources with these rows."""
-        decoder_ids, _ = pad_rows([node.ids for node in nodes], self._padding_id)
+        decoder_ids, _ = pad_rows([node.ids for node in nodes], padding_id(self.tokenizer))
         logits = self.model(
             encoder_outputs=select_rows(encoded, rows),
             attention_mask=select_rows(source_mask, rows),
@@ -384,7 +385,7 @@ class ContinuationScorer:
         """Indices and answers of the requests that end with nodes, by `generate`."""
         for indices in self._split(nodes, 0):
             batch = [nodes[index] for index in indices]
-            ids, mask = pad_rows([node.ids for node in batch], self._padding_id)
+            ids, mask = pad_rows([node.ids for node in batch], padding_id(self.tokenizer))
             if not self.model.config.is_encoder_decoder:  # generation continues after the last column
                 order = torch.argsort(mask, dim=1, stable=True)
                 ids, mask = ids.gather(1, order), mask.gather(1, order)
@@ -392,16 +393,11 @@ class ContinuationScorer:
             stop.prompt_length = 0 if self.model.config.is_encoder_decoder else ids.shape[1]
             generated = self.model.generate(
                 **inputs, do_sample=False, num_beams=1, max_new_tokens=max_new_tokens, stopping_criteria=[stop],
-                pad_token_id=self._padding_id,
+                pad_token_id=padding_id(self.tokenizer),
             )  # fmt: skip
             for node, row in zip(batch, generated[:, stop.prompt_length :].tolist(), strict=True):
                 text = stop.text(row)
                 yield from ((request, text) for request in node.requests)
-
-    @property
-    def _padding_id(self) -> int:
-        candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
-        return next((token_id for token_id in candidates if token_id is not None), 0)
 
     def _start_id(self) -> int:
         for config in (self.model.generation_config, self.model.config):

@@ -17,7 +17,7 @@ from hf_ctxmodels.architectures.encoder_decoder import (
 from hf_ctxmodels.architectures.transformer_decoder import extend_languages
 from hf_ctxmodels.core.caches import PreallocatedCache, SharedSourceCache
 from hf_ctxmodels.core.host_copies import needs_static_sizes, on_host, select_true
-from hf_ctxmodels.core.inputs import check_aligned, check_source_mask, sequence_starts
+from hf_ctxmodels.core.inputs import check_aligned, check_source_mask, reject_unused_tensors, sequence_starts
 from hf_ctxmodels.heads.base import (
     HeadModel,
     ItemCounts,
@@ -60,12 +60,11 @@ class EncoderDecoderHeadModel(HeadModel):
         words: Any = embeddings if ids is None else ids
         is_padding_mask = isinstance(attention_mask, Tensor) and attention_mask.shape == words.shape[:2]
         columns = self._end_token_columns(words, ids, attention_mask if is_padding_mask else None)
-        hidden_states = self.config.resolve_output_flags(inputs)["output_hidden_states"]
         needs_all_states = (
             needs_static_sizes(words)
             or self.layer_mix is not None
             or self.feature_lookup is not None
-            or (hidden_states is not None and hidden_states is not False)
+            or self.config.returns_hidden_states(inputs.get("output_hidden_states"))
             or (attention_mask is not None and not is_padding_mask)
         )
         output_mask = None
@@ -169,6 +168,7 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
                 **kwargs,
             )
         else:
+            reject_unused_tensors(**kwargs)
             encoder_outputs = as_model_output(encoder_outputs)
             check_source_mask(attention_mask, encoder_outputs.last_hidden_state)
         ids = self.resolve_decoder_input_ids(

@@ -18,7 +18,7 @@ from transformers.utils import ModelOutput
 from hf_ctxmodels.core.caches import PreallocatedCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, to_device
-from hf_ctxmodels.core.inputs import check_ids, reject_unused_tensors
+from hf_ctxmodels.core.inputs import check_ids, reject_unused_tensors, sequence_starts
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.layers.attention.layouts import build_layout
 from hf_ctxmodels.layers.attention.masks import MaskSpec
@@ -94,7 +94,7 @@ class QueryTokens:
 
         A run of equal (batch, queries) `span_ids` is a span.
         """
-        is_first = F.pad(span_ids[:, 1:] != span_ids[:, :-1], (1, 0), value=True)
+        is_first = sequence_starts(span_ids)
         columns = torch.arange(span_ids.shape[1], device=span_ids.device).expand_as(span_ids)
         first_column = torch.where(is_first, columns, 0).cummax(1).values
         is_last = F.pad(is_first[:, 1:], (0, 1), value=True)

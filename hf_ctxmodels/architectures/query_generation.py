@@ -1,4 +1,4 @@
-"""Generation with an encoder: source, target and query tokens in one stack (Dong et al. 2019, section 2.4; Xiao et al.
+"""Generation with an encoder: source, target and query tokens in one stack (Dong et al. 2019, section 2.5; Xiao et al.
 2020, section 3.1).
 
 Training encodes the source, the target and the query tokens in one pass. `generate` encodes the source once, and

@@ -15,7 +15,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import is_traced, on_host, select_true
-from hf_ctxmodels.core.inputs import check_encoder_input, check_ids, cumulative_token_counts
+from hf_ctxmodels.core.inputs import check_encoder_input, check_ids, cumulative_token_counts, padding_mask_or_none
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.base import HeadModel, ItemCounts, labeled_targets, mask_of_targets, mean_over_targets
 from hf_ctxmodels.heads.causal_lm import next_token_targets
@@ -199,7 +199,12 @@ def mask_of_inputs(
 ) -> Any:
     """The columns of an attention mask, (batch, past + length) with a cache, that belong to the inputs."""
     inputs = inputs_embeds if input_ids is None else input_ids
-    if cache is None or not _is_padding_mask(attention_mask) or not isinstance(inputs, Tensor) or inputs.dim() < 2:
+    if (
+        cache is None
+        or padding_mask_or_none(attention_mask) is None
+        or not isinstance(inputs, Tensor)
+        or inputs.dim() < 2
+    ):
         return attention_mask
     length = inputs.shape[1]
     return on_host(lambda mask: mask[:, -length:], attention_mask)
@@ -227,16 +232,12 @@ def default_positions(
     `attention_mask` is (batch, past + length), where `past_length` columns are in the cache; other masks are ignored.
     """
     length = words.shape[1]
-    padding = attention_mask if _is_padding_mask(attention_mask) else None
+    padding = padding_mask_or_none(attention_mask)
     if sequence_ids is not None:
         return (cumulative_token_counts(token_mask(words, padding, sequence_ids), sequence_ids) - 1).clamp(min=0)
     if padding is not None:
         return ((padding != 0).cumsum(1)[:, -length:] - 1).clamp(min=0)
     return torch.arange(length, device=words.device)[None] + past_length
-
-
-def _is_padding_mask(attention_mask: Any) -> bool:
-    return isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
 
 
 def extend_languages(langs: Tensor, length: int) -> Tensor:
@@ -411,7 +412,7 @@ class DecoderHeadModel(HeadModel):
             is_target = torch.ones_like(is_target)
         target_counts = is_target.flatten(1).sum(1).float() if targets.dim() > 1 else is_target.float()
         input_ids, mask, sequence_ids = outputs.encoded_tokens
-        mask = mask if mask is not None and mask.dim() == 2 else None
+        mask = padding_mask_or_none(mask)
         labels = input_ids
         if mask is not None:
             labels = on_host(lambda ids, tokens: ids.masked_fill(tokens == 0, IGNORE_INDEX), input_ids, mask)
@@ -432,9 +433,7 @@ class DecoderHeadModel(HeadModel):
                 hint="set lm_loss_weight=0.",
             )
         matrix = embedding_matrix(self.get_input_embeddings(), self.config.vocab_size)
-        return chunked_cross_entropy(
-            states, matrix, None, labeled_targets(next_tokens), reduction="sum", row_weights=weights
-        )
+        return chunked_cross_entropy(states, matrix, None, labeled_targets(next_tokens), weights)
 
 
 def is_not_trailing_padding(input_ids: Tensor, pad_token_id: int) -> Tensor:

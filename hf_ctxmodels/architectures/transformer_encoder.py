@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.architectures.transformer_decoder import (
     EncodedSource,
@@ -103,7 +103,6 @@ class TransformerEncoder(CtxPreTrainedModel):
         """Create the pooler."""
         return FirstTokenPooler(config.hidden_size, getattr(config, "pooler_act", "tanh"))
 
-    @merge_with_config_defaults
     @can_return_tuple
     def forward(
         self,

@@ -15,6 +15,7 @@ from hf_ctxmodels.analysis.geometry import LayerGeometry, measure_geometry
 from hf_ctxmodels.analysis.results import AnalysisResult, Table, mean_and_std
 from hf_ctxmodels.analysis.sentences import read_sentences
 from hf_ctxmodels.analysis.word_arguments import WordAnalysisArguments
+from hf_ctxmodels.architectures.word_alignment import split_words
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
@@ -62,7 +63,8 @@ def main() -> None:
         )
         for name, encoder in arguments.encoders(placement)
     }
-    settings = {**asdict(arguments), "sentences": len(sentences), "words": sum(map(len, sentences))}
+    words = sum(len(split_words(sentence)) for sentence in sentences)
+    settings = {**asdict(arguments), "sentences": len(sentences), "words": words}
     result = geometry_result(geometries, arguments.model, settings)
     result.save(arguments.output_dir)
     for table in result.tables[: len(geometries)]:

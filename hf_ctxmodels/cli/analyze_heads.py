@@ -9,7 +9,7 @@ The score is the main metric of the task on the validation examples. Layers and 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from hf_ctxmodels.analysis.attention.importance import (
     Importance,
@@ -41,10 +41,8 @@ class HeadsArguments(OutputArguments):
 
     model: str = flag(REQUIRED, "Directory or Hub id of a fine-tuned Transformer, with its tokenizer.")
     validation_file: str = flag(REQUIRED, "Labeled examples, as --validation_file of finetune.")
-    mode: str = flag(
-        "zero",
-        "How heads are disabled: no output (Michel et al.), or uniform attention (Kovaleva et al.).",
-        choices=get_args(DisabledMode),
+    mode: DisabledMode = flag(
+        "zero", "How heads are disabled: no output (Michel et al.), or uniform attention (Kovaleva et al.)."
     )
     max_examples: int | None = flag(None, "Use the first N examples for the scores; by default all.")
     importance_examples: int = flag(200, "Examples for the importance of heads, one gradient each.")
@@ -76,8 +74,7 @@ class ScoredModel:
         self.examples = self.task.read(arguments.validation_file, "validation")[: arguments.max_examples]
         self.encoded = self.task.encode(self.examples, self.tokenizer)
         self.batch_size, self.num_gradients = arguments.batch_size, arguments.importance_examples
-        scores = self._scores()
-        self.metric = next(iter(scores))
+        self.metric, self.baseline = next(iter(self._scores().items()))
 
     def _scores(self) -> dict[str, float]:
         outputs = run_head(self.model, self.tokenizer, self.task, self.encoded, self.batch_size)
@@ -122,8 +119,8 @@ def main() -> None:
 
 def analyze(arguments: HeadsArguments, scored: ScoredModel, partial: PartialResults) -> AnalysisResult:
     """All tables and figures."""
-    mode: Any = arguments.mode
-    baseline = scored.score()
+    mode = arguments.mode
+    baseline = scored.baseline
     importance = scored.importance()
     layers = attention_layers(scored.model)
     values: dict[str, Any] = {

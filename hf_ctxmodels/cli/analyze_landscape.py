@@ -10,7 +10,7 @@ The loss is the task's loss on labeled examples, or with --text the loss of the 
 
     line           between the pretrained (0) and the fine-tuned weights (1), and beyond
     surface        also in a second direction, towards --other or a random one, with the checkpoints of the run
-    neighborhood  around the fine-tuned weights, in two random directions with filter normalization
+    neighborhood   around the fine-tuned weights, in two random directions with filter normalization
     trajectory     the plane of the two principal components of the checkpoints of the run
     rollback       the loss with each layer reset to its pretrained weights
 
@@ -81,7 +81,7 @@ class LandscapeArguments(OutputArguments):
     def __post_init__(self) -> None:
         check_range(self, "points", at_least=3)
         check_range(self, "plane_points", at_least=3)
-        check_range(self, "batch_size", at_least=1)
+        check_range(self, "batch_size", "max_examples", at_least=1)
         check_range(self, "seed", at_least=0, at_most=MAX_SEED)
         if (self.validation_file is None) == (not self.text):
             raise CtxError(

@@ -65,7 +65,7 @@ class ProbeArguments(OutputArguments):
     min_steps: int = flag(500, "Repeat small sets of training examples until this number of steps.")
     learning_rate: float = flag(1e-3, "Initial learning rate, which falls linearly to 0.")
     weight_decay: float = flag(0.0, "Weight decay (L2) of Adam.")
-    batch_size: int = flag(256, "Examples of a batch.")
+    batch_size: int = flag(256, "Examples of a batch; structural probes use 20 sentences.")
     train_sample: int | None = flag(None, "Number of sentences of a treebank to train on, a fixed random sample.")
     vector_dtype: Literal["float16", "float32"] = flag("float16", "Data type of the stored vectors.")
     cache_dir: str | None = flag(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hf_ctxmodels.analysis.report.page import load_results, render_report
-from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.command_line import parse_arguments, with_first_flag
 from hf_ctxmodels.core.console import format_number
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
@@ -39,9 +39,7 @@ class ReportArguments:
 
 def main() -> None:
     """Read the results and write the page."""
-    argv = sys.argv[1:]
-    if argv and not argv[0].startswith("-"):
-        argv = ["--input_dir", *argv]
+    argv = with_first_flag(sys.argv[1:], "input_dir")
     (arguments,) = parse_arguments(ReportArguments, description=__doc__, argv=argv, essential=("input_dir", "output"))
     check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
     results = load_results(arguments.input_dir)

@@ -12,7 +12,7 @@ are colors. Without --word, the senses of SemCor are predicted by the nearest me
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Any
 
 from hf_ctxmodels.analysis.disambiguation import (
     SenseAccuracy,
@@ -51,9 +51,7 @@ class SenseArguments(WordAnalysisArguments):
 
     semcor: str | None = flag(None, "Archive or folder of SemCor's tag files.", conflicts=("text",))
     word: list[str] = flag((), "Words to map; with --semcor lemmas.")
-    projection: Projection = flag(
-        "pca", "Projection of the maps; umap needs the extra `umap`.", choices=get_args(Projection)
-    )
+    projection: Projection = flag("pca", "Projection of the maps; umap needs the extra `umap`.")
     max_occurrences: int = flag(500, "Occurrences of a word in a map; more are sampled.")
     probe_ranks: list[int] = flag(
         (), "Ranks of trained maps of the last layer, under which senses are compared too (Coenen et al. 2019)."
@@ -63,6 +61,7 @@ class SenseArguments(WordAnalysisArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "max_occurrences", at_least=3)
+        check_range(self, "max_lemmas", at_least=1)
         if bool(self.text) == (self.semcor is not None):
             raise CtxError("Expected either --text or --semcor.", location="--text", hint="use one of them.")
         if self.text and not self.word:

@@ -42,6 +42,7 @@ class TreeArguments(WordAnalysisArguments):
         check_range(self, "rank", at_least=1)
         check_range(self, "epochs", at_least=1)
         check_range(self, "max_sentences", at_least=10)
+        check_range(self, "max_figures", at_least=0)
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from hf_ctxmodels.analysis.figures import Heatmap
 from hf_ctxmodels.analysis.output_arguments import OutputArguments
-from hf_ctxmodels.analysis.results import AnalysisResult, Table
+from hf_ctxmodels.analysis.results import AnalysisResult, Table, mean_and_std
 from hf_ctxmodels.analysis.triggers.attacks import (
     AnswerAttack,
     Attack,
@@ -244,13 +244,13 @@ def make_result(
         plain = np.array([run.plain for run in runs])
         draws = np.concatenate([run.random for run in runs])
         matrix = np.array([run.transferred for run in runs])
-        rows, cells, spreads = ["no trigger"], [plain.mean(0)], [_spread(plain)]
+        rows, cells, spreads = ["no trigger"], [plain.mean(0)], [mean_and_std(plain)[1]]
         if len(draws):
             rows, cells = [*rows, f"{len(draws)} random triggers"], [*cells, draws.mean(0)]
-            spreads.append(_spread(draws))
+            spreads.append(mean_and_std(draws)[1])
         rows += [f"trigger of {name}" for name in attacked]
         cells += list(matrix.mean(0))
-        spreads += [_spread(matrix[:, index]) for index in range(num_attacked)]
+        spreads += [mean_and_std(matrix[:, index])[1] for index in range(num_attacked)]
         strongest = "min" if attack.increases_loss or not attack.has_binary_outcomes else "max"
         tables.append(
             Table(
@@ -286,11 +286,6 @@ def make_result(
             "success": [run.success for run in runs],
         }
     return AnalysisResult("triggers", list(settings["model"]), settings, tables, figures, values)
-
-
-def _spread(values: np.ndarray) -> list[float | None]:
-    """Standard deviation over the first axis; None for a single value."""
-    return values.std(0, ddof=1).tolist() if len(values) > 1 else [None] * values.shape[1]
 
 
 def _trigger_table(label: str, runs: list[TriggerMeasurement], attacked: Sequence[str], attack: Attack) -> Table:

@@ -21,7 +21,7 @@ from hf_ctxmodels.comparison.plan import read_plan
 from hf_ctxmodels.comparison.processes import TimeIsUpError
 from hf_ctxmodels.comparison.results import REPORT_FILE, RESULTS_FILE, TABLE_FILE, write_results
 from hf_ctxmodels.comparison.runner import MINUTE, Comparison
-from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.command_line import parse_arguments, with_first_flag
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
@@ -50,9 +50,7 @@ class CompareArguments:
 
 def main() -> None:
     """Run the plan, and print the tables."""
-    argv = sys.argv[1:]
-    if argv and not argv[0].startswith("-"):
-        argv = ["--plan", *argv]
+    argv = with_first_flag(sys.argv[1:], "plan")
     (arguments,) = parse_arguments(CompareArguments, description=__doc__, argv=argv, essential=("plan", "output_dir"))
     require_writable(arguments.output_dir, "--output_dir")
     logging.disable_progress_bar()  # of loading each checkpoint

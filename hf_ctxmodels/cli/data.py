@@ -267,9 +267,10 @@ def augment() -> None:
             --text_columns sentence --copies 20 --output augmented.jsonl
 
     The output has each example and changed copies with its label; distillation replaces the labels of the copies by the
-    predictions of the teacher. By default words are substituted by candidates of a masked language model and of word
-    vectors (TinyBERT: 10 copies for MNLI and QQP, 20 for SST-2 and QNLI, 30 for CoLA, MRPC, STS-B and RTE). `--rule
-    masking` masks words and samples n-grams (Tang et al. 2019), with the tokenizer of --model alone.
+    predictions of the teacher. By default words of one token are substituted by candidates of a masked language model,
+    and with `vectors` other words by their nearest word vectors (TinyBERT: 10 copies for MNLI and QQP, 20 for SST-2 and
+    QNLI, 30 for CoLA, MRPC, STS-B and RTE). `--rule masking` masks words and samples n-grams (Tang et al. 2019), with
+    the tokenizer of --model alone.
     """
     arguments, placement = parse_arguments(AugmentationArguments, DeviceArguments, description=getdoc(augment))
     check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=[arguments.input])

@@ -1,7 +1,6 @@
 """`hf-ctxmodels distill text` and `distill TASK`: train a student on the outputs of a teacher."""
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
 
 from accelerate import PartialState
 
@@ -12,6 +11,7 @@ from hf_ctxmodels.compression.distillation.distillation_setup import Distillatio
 from hf_ctxmodels.core.command_line import Section, parse_arguments
 from hf_ctxmodels.core.console import format_next_commands, format_number
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import select_fields
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningArguments, FinetuningLoopArguments
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.registry import get_family
@@ -21,7 +21,6 @@ from hf_ctxmodels.training.checkpoint_files import check_run_directory
 from hf_ctxmodels.training.model_loading import load_family_config
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain, resolve_family
 
-Options = TypeVar("Options")
 ESSENTIAL = (
     *("teacher", "losses", "student_layers", "model", "family", "dataset", "train_file", "validation_file"),
     *("output_dir", "num_train_epochs", "per_device_batch_size", "learning_rate", "max_length"),
@@ -103,11 +102,6 @@ def main(task: str) -> None:
         print(f"{summary.model_class} of {parameters} parameters after {summary.steps:,} steps, in {output}:")
         show_results(summary, output)
         print(format_next_commands(finetuning_command(output, summary.model_type)))
-
-
-def select_fields(options: type[Options], arguments: Any) -> Options:
-    """Create an instance of a dataclass from the fields of `arguments` with the same names."""
-    return options(**{entry.name: getattr(arguments, entry.name) for entry in fields(options)})  # type: ignore[arg-type]
 
 
 def _prepare(

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -59,7 +59,7 @@ class EmbeddingArguments:
     layers: str = flag(
         "last", "last, the number of a layer, mix (weights of a fine-tuned model, else the average) or all."
     )
-    pooling: WordPooling = flag("mean", "Tokens of a word whose states are averaged.", choices=get_args(WordPooling))
+    pooling: WordPooling = flag("mean", "Tokens of a word whose states are averaged.")
     vector_dtype: Literal["float32", "float16"] = flag("float32", "Data type of the vectors.")
     batch_tokens: int = flag(4096, "Tokens per batch, with padding.")
 

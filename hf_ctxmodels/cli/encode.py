@@ -11,7 +11,6 @@ opens without reading it. Memory does not depend on the number of sentences.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import torch
@@ -37,10 +36,8 @@ class EncodingArguments:
     output: str = flag(REQUIRED, "File for the vectors, .npy.")
     overwrite: bool = flag(False, "Replace --output if it exists.")
     text_column: str = flag("text", "Column of the sentences in a .jsonl or .parquet file.")
-    pooling: str | None = flag(
-        None,
-        "Pooling of the hidden states; by default as saved by sentence-transformers, or the pooling of the model.",
-        choices=get_args(Pooling),
+    pooling: Pooling | None = flag(
+        None, "Pooling of the hidden states; by default as saved by sentence-transformers, or the pooling of the model."
     )
     normalize: bool | None = flag(
         None, "Scale vectors to length 1; by default as saved by sentence-transformers, or false."

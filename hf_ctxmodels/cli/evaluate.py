@@ -44,6 +44,7 @@ from hf_ctxmodels.evaluation import (
     unigram_scorer,
 )
 from hf_ctxmodels.evaluation.cooccurrence_ratios import cooccurrence_probabilities, learned_ratios
+from hf_ctxmodels.evaluation.languages import split_language
 from hf_ctxmodels.evaluation.perplexity import measure_perplexity, measure_perplexity_with_memory
 from hf_ctxmodels.evaluation.scoring import load_language_model
 from hf_ctxmodels.inference import score, score_ensemble
@@ -149,7 +150,7 @@ def print_nearest_in_context(arguments: WordArguments, placement: DeviceArgument
     sentences = read_sentences(arguments.contexts)
     queries = [query for word in arguments.near for query in find_occurrences(sentences, word, arguments.occurrences)]
     if not queries:
-        raise CtxError("Which word?", location="--contexts", hint="add, for example, --near bank.")
+        raise CtxError("No word is given.", location="--contexts", hint="add, for example, --near bank.")
     model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModel.__name__)
     placement.place(model)
     corpus = WordEncoder(model, tokenizer, layers=[arguments.layer]).encode_corpus(sentences)
@@ -164,9 +165,7 @@ class SentenceArguments:
     """Model and tests."""
 
     model: str = flag(REQUIRED, "Checkpoint directory or Hub id.")
-    pooling: str | None = flag(
-        None, "Pooling of the hidden states; by default the pooling of the model.", choices=get_args(Pooling)
-    )
+    pooling: Pooling | None = flag(None, "Pooling of the hidden states; by default the pooling of the model.")
     similarity: list[str] = flag((), "FILE=FIRST,SECOND,SCORE: a table and its columns of two texts and a gold score.")
     relatedness: list[str] = flag((), "TRAIN,TEST=FIRST,SECOND,SCORE: tables for a learned regression of the score.")
     classification: list[str] = flag(
@@ -227,11 +226,11 @@ def sentences() -> None:
 
 def retrieval_lines(encode: Encode, tokenizer: Any, text: str) -> list[str]:
     """The accuracies of the retrieval of translations in both directions, for a value of `--retrieval`."""
-    sides = [source.rpartition("=") for source in text.split(",")]
-    if len(sides) != 2 or len({bool(language) for language, _, _ in sides}) != 1:
+    sides = [split_language(source) for source in text.split(",")]
+    if len(sides) != 2 or len({bool(language) for language, _ in sides}) != 1:
         raise CtxError(f"Invalid value {text!r}.", location="--retrieval", hint="see --help for the format.")
-    names, vectors = [Path(file).name for _, _, file in sides], []
-    for language, _, file in sides:
+    names, vectors = [Path(file).name for _, file in sides], []
+    for language, file in sides:
         if language:
             if not hasattr(tokenizer, "language"):
                 name = type(tokenizer).__name__
@@ -256,6 +255,9 @@ class PairArguments:
     unigram_text: list[str] = flag(REQUIRED, "Text files for the token frequencies of the unigram baseline.")
     max_pairs: int | None = flag(None, "Use the first N pairs of each file; by default all.")
     batch_size: int = flag(64, "Sequences per batch; a masked language model needs one per token.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "batch_size", "max_pairs", at_least=1)
 
 
 def pairs() -> None:
@@ -426,6 +428,9 @@ class ForgettingArguments:
     output_file: str | None = flag(None, "JSON file for the results.")
     overwrite: bool = flag(False, "Replace --output_file.")
 
+    def __post_init__(self) -> None:
+        check_range(self, "batch_size", at_least=1)
+
 
 def forgetting() -> None:
     """Measure forgetting in fine-tuning: the pretraining loss of the fine-tuned encoder, and how far its weights moved.
@@ -460,6 +465,9 @@ class EnsembleArguments:
     models: list[str] = flag(REQUIRED, "Directories or Hub ids of text classifiers, of any families.")
     validation_file: str = flag(REQUIRED, "Labeled examples, as --validation_file of finetune.")
     batch_size: int = flag(32, "Examples per batch.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "batch_size", at_least=1)
 
 
 def ensemble() -> None:

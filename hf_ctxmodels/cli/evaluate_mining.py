@@ -26,6 +26,7 @@ from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.tasks.languages import set_language
 from hf_ctxmodels.downstream.tasks.metrics import range_note
+from hf_ctxmodels.evaluation.languages import split_language
 from hf_ctxmodels.evaluation.mining import (
     Candidates,
     ExactSearch,
@@ -80,7 +81,7 @@ class SentenceFile:
     @classmethod
     def read(cls, entry: str) -> "SentenceFile":
         """Read the file of an entry FILE or LANGUAGE=FILE; raises CtxError if it has no sentences or an id twice."""
-        language, _, file = entry.rpartition("=")
+        language, file = split_language(entry)
         lines = [line.rstrip("\r\n") for line in read_lines(file)]
         has_ids = bool(lines) and "\t" in lines[0]
         sentences: dict[str, str] = {}

@@ -29,8 +29,8 @@ from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.generation import max_input_length
-from hf_ctxmodels.core.loading import file_digest
 from hf_ctxmodels.core.output_files import check_output_directory, write_text_file
+from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.evaluation.prompts.evaluation import (
@@ -289,10 +289,9 @@ def evaluate_model(
     partial: PartialResults,
 ) -> list[Cell]:
     """Evaluate a model, and the unigram baseline with its tokenizer, on all tasks; available results are reused."""
-    digests = "".join(file_digest(file) for file in sorted(Path(source).glob("*.safetensors")))
-    digest = hashlib.sha256(digests.encode()).hexdigest()[:16]
     model = LoadedModel(source, arguments, placement)
-    parameters = sum(parameter.numel() for parameter in model.model.parameters())
+    digest = weights_digest(model.model.state_dict())
+    parameters = model.model.num_parameters()
     scores = "pseudo-log-likelihoods" if isinstance(model.scorer, PseudoLikelihoodScorer) else "log-likelihoods"
     print_status(f"{name}: {type(model.model).__name__}, {parameters:,} parameters, {scores}")
     cells = []

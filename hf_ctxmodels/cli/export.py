@@ -164,12 +164,12 @@ def int8() -> None:
     (arguments,) = parse_arguments(QuantizationArguments, description=getdoc(int8))
     _check_directories(arguments.model, arguments.output_dir, arguments.overwrite)
     model = load_saved_model(arguments.model)
-    before = stored_bytes(model)
+    before = model.get_memory_footprint()
     activations: Any = next(name for name, scales in SCALES.items() if isinstance(arguments.activations, scales))
     config = CtxInt8Config(activations=activations, embeddings=arguments.embeddings, skip=arguments.skip)
     quantize_model(model, config, _calibrate(model, arguments))
     _save_with_tokenizer(model.save_pretrained, arguments.model, arguments.output_dir)
-    after = stored_bytes(model)
+    after = model.get_memory_footprint()
     print(f"{len(config.modules or ())} modules have weights of 8 bits")
     print(f"weights: {before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB now ({before / after:.2f} times smaller)")
     print(f"saved in {arguments.output_dir}")
@@ -265,7 +265,7 @@ def low_rank() -> None:
     _check_directories(arguments.model, arguments.output_dir, arguments.overwrite)
     model = load_saved_model(arguments.model)
     check_factorizable(model)
-    before, moments = count_parameters(model), None
+    before, moments = model.num_parameters(), None
     if isinstance(weighting := arguments.weighting, ActivationWeighting):
         layers = find_factorizable_modules(model, arguments.layers, arguments.skip)
         with record_second_moments(model, layers) as moments:
@@ -281,7 +281,7 @@ def low_rank() -> None:
     )
     _save_with_tokenizer(model.save_pretrained, arguments.model, arguments.output_dir)
     print("\n".join(_result_lines(results)))
-    after = count_parameters(model)
+    after = model.num_parameters()
     print(f"parameters: {before:,} before, {after:,} now ({before / after:.2f} times fewer)")
     print(f"saved in {arguments.output_dir}")
     print(format_next_commands(("export", "int8", "--model", arguments.output_dir, "--output_dir", "DIRECTORY")))
@@ -319,13 +319,3 @@ def _save_with_tokenizer(save_model: Callable[[str], None], source: str, output_
             load_tokenizer(source).save_pretrained(output_dir)
         except CtxError as error:
             print_status(f"The tokenizer is not saved: {error.message}")
-
-
-def count_parameters(model: PreTrainedModel) -> int:
-    """Number of saved parameters; tied weights count once."""
-    return sum(parameter.numel() for parameter in {*model.parameters()})
-
-
-def stored_bytes(model: PreTrainedModel) -> int:
-    """Size of the saved weights in bytes; tied weights are stored once."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in {*model.parameters(), *model.buffers()})

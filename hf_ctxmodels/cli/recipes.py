@@ -10,26 +10,25 @@ from pathlib import Path
 
 from hf_ctxmodels.core.command_line import packaged_folder, parse_arguments
 
+SECTIONS = {
+    "recipes": "Recipes, by name (--recipe NAME)",
+    "tasks": "Lists of tasks, by name (finetune multitask --tasks NAME --tasks_folder DATA)",
+    "text2text": "Tasks as text, by name of the file or of one of its tasks",
+    "behavior": "Behavioral tests, by name (analyze behavior --suite NAME)",
+    "prompts": "Prompt tasks, by name (evaluate prompts --task NAME --tasks_folder DATA)",
+    "comparisons": "Plans of comparisons, by name (compare NAME --data_dir DATA)",
+}
+"""Folder of packaged files -> their title."""
+
 
 def main() -> None:
     """Print a line for each file."""
     parse_arguments(description=__doc__)
-    recipes, tasks, texts, suites, prompts, plans = map(
-        packaged_folder, ("recipes", "tasks", "text2text", "behavior", "prompts", "comparisons")
-    )
-    lines = [f"Recipes, by name (--recipe NAME), in {recipes}:"]
-    lines += [_summary_line(path) for path in sorted(recipes.glob("*.yaml"))]
-    lines += ["", f"Lists of tasks, by name (finetune multitask --tasks NAME --tasks_folder DATA), in {tasks}:"]
-    lines += [_summary_line(path) for path in sorted(tasks.glob("*.yaml"))]
-    lines += ["", f"Tasks as text, by name of the file or of one of its tasks, in {texts}:"]
-    lines += [_summary_line(path) for path in sorted(texts.glob("*.yaml"))]
-    lines += ["", f"Behavioral tests, by name (analyze behavior --suite NAME), in {suites}:"]
-    lines += [_summary_line(path) for path in sorted(suites.glob("*.yaml"))]
-    lines += ["", f"Prompt tasks, by name (evaluate prompts --task NAME --tasks_folder DATA), in {prompts}:"]
-    lines += [_summary_line(path) for path in sorted(prompts.glob("*.yaml"))]
-    lines += ["", f"Plans of comparisons, by name (compare NAME --data_dir DATA), in {plans}:"]
-    lines += [_summary_line(path) for path in sorted(plans.glob("*.yaml"))]
-    lines += ["", "Configurations for several processes (accelerate launch --config_file FILE -m hf_ctxmodels ...):"]
+    lines: list[str] = []
+    for folder_name, title in SECTIONS.items():
+        folder = packaged_folder(folder_name)
+        lines += [f"{title}, in {folder}:", *map(_summary_line, sorted(folder.glob("*.yaml"))), ""]
+    lines += ["Configurations for several processes (accelerate launch --config_file FILE -m hf_ctxmodels ...):"]
     lines += [
         f"  {path}\n      {first_sentence(path)}" for path in sorted(packaged_folder("accelerate").glob("*.yaml"))
     ]

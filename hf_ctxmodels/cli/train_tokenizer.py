@@ -78,6 +78,8 @@ def parse_training_options(tokenizer_class: type, assignments: list[str]) -> dic
             )
         options[name] = yaml.safe_load(value)
         expected_type = list if isinstance(defaults[name], tuple) else type(defaults[name])  # YAML has no tuples
+        if expected_type is float and type(options[name]) is int:
+            options[name] = float(options[name])
         if defaults[name] is not None and type(options[name]) is not expected_type:
             raise CtxError(
                 f"The option {name} takes a value like {defaults[name]!r}, not {options[name]!r}.",

@@ -1,1 +1,1 @@
-"""Smaller and faster models: distillation and quantization."""
+"""Smaller and faster models: distillation, quantization and low-rank factorization."""

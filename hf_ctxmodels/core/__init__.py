@@ -1,1 +1,2 @@
-"""Base classes of all families: configuration, model, weights and errors."""
+"""Base classes of all families (configuration, model, weights), and what all rooms share: errors, command lines and
+flags, files, locks, devices, and generation."""

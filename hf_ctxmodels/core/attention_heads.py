@@ -212,7 +212,7 @@ def apply_pruned_heads(model: nn.Module) -> None:
     """
     base: Any = getattr(model, "base_model", model)
     pruned = getattr(base.config, PRUNED_HEADS, None)
-    if not pruned or not attention_layers(base):
+    if not pruned:
         return
     layers = attention_layers(base)
     has_decoder = any(name.startswith("decoder.") for name in layers)

@@ -10,8 +10,6 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import yaml
-
 from hf_ctxmodels.core.console import is_main_process, print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import (
@@ -26,6 +24,7 @@ from hf_ctxmodels.core.flags import (
     option_help,
     split_choice,
 )
+from hf_ctxmodels.core.yaml_mapping import YamlMapping
 
 _LINE_FORMAT = "write one `flag: value` per line."
 
@@ -235,7 +234,7 @@ def _add_flag(group: Any, entry: Field, annotation: Any) -> None:
         settings |= {"nargs": "?", "const": True, "metavar": metavar(annotation), "type": _converter(annotation)}
     else:
         choices = entry.metadata.get("choices")
-        item = get_args(annotation)[0] if is_list else Literal[tuple(choices)] if choices else annotation
+        item = Literal[tuple(choices)] if choices else get_args(annotation)[0] if is_list else annotation
         settings |= {"metavar": metavar(item), "type": _converter(item)} | ({"nargs": "+"} if is_list else {})
     group.add_argument(f"--{entry.name}", help=help_text.replace("%", "%%"), **settings)
 
@@ -311,25 +310,16 @@ def find_packaged(name: str, folder: str, description: str, flag: str) -> Path:
     )
 
 
+def with_first_flag(argv: Sequence[str], name: str) -> list[str]:
+    """The arguments of a command line, with the name of the flag before a first value without flag."""
+    return [f"--{name}", *argv] if argv and not argv[0].startswith("-") else [*argv]
+
+
 def read_recipe(path: Path) -> dict[str, Any]:
-    """The flags of a recipe and their values, which are texts, lists and mappings of texts; raises CtxError if the YAML
-    file is not a mapping."""
-    try:
-        # BaseLoader keeps scalars as text, so that `no`, `1e-4` and `on` are parsed as flags
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise CtxError(
-            f"The recipe cannot be read: {error}.", location=str(path), hint="pass an existing YAML file as --recipe."
-        ) from error
-    except (yaml.YAMLError, RecursionError) as error:
-        raise CtxError(f"The recipe is not valid YAML: {error}.", location=str(path), hint=_LINE_FORMAT) from error
-    if not isinstance(content, dict):
-        raise CtxError(
-            f"A recipe is a mapping of flags to values, not {type(content).__name__}.",
-            location=str(path),
-            hint=_LINE_FORMAT,
-        )
-    return content
+    """The flags of a recipe and their values, which are texts, lists and mappings of texts, so that `no`, `1e-4` and
+    `on` are parsed as flags; raises CtxError if the YAML file is not a mapping."""
+    recipe = YamlMapping.from_file(path, "recipe")
+    return {key: recipe.text(key) for key in recipe.nodes}
 
 
 def recipe_flags(recipe: Mapping[str, Any], names: Collection[str], location: object) -> list[str]:

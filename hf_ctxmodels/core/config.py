@@ -168,8 +168,9 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
                 raise ValueError(f"{name}={_short_repr(value)} must not be above {_MAX_INTEGER:,}.")
             if name in _POSITIVE_FIELDS and value < 1:
                 raise ValueError(f"{name}={value} must be 1 or more.")
-            if name in _MODULE_COUNTS and not 0 <= value <= _MAX_MODULES:
-                raise ValueError(f"{name}={value} must be between 0 and {_MAX_MODULES:,}.")
+            minimum = 1 if name == "num_hidden_layers" else 0
+            if name in _MODULE_COUNTS and not minimum <= value <= _MAX_MODULES:
+                raise ValueError(f"{name}={value} must be between {minimum} and {_MAX_MODULES:,}.")
             if "dropout" in name and name != "dropout_scale" and not 0 <= value <= 1:
                 raise ValueError(f"{name}={value} is a rate, and must be between 0 and 1.")
 
@@ -245,9 +246,11 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         names = ("output_hidden_states", "output_attentions")
         return {name: getattr(self, name) if arguments.get(name) is None else arguments[name] for name in names}
 
-    def returns_hidden_states(self, output_hidden_states: bool | None) -> bool:
-        """Whether a call with this argument returns hidden states; None means the configuration's value."""
-        return bool(self.output_hidden_states if output_hidden_states is None else output_hidden_states)
+    def returns_hidden_states(self, output_hidden_states: Any) -> bool:
+        """Whether a call with this argument, which may also be the number of a layer or a list of numbers, returns
+        hidden states; None means the configuration's value."""
+        selection = self.output_hidden_states if output_hidden_states is None else output_hidden_states
+        return selection is not None and selection is not False
 
     def require_positive(self, *names: str) -> None:
         """Raise ValueError unless these fields are 1 or more."""

@@ -35,7 +35,7 @@ class DeviceArguments:
         select_device(self.device)
 
     def place(self, model: Model) -> Model:
-        """See `place_model`."""
+        """Move a model to the device of the flags, and convert its weights to `dtype`; see `place_model`."""
         return place_model(model, self.device, self.dtype)
 
 

@@ -16,9 +16,11 @@ import re
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, is_dataclass, replace
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hf_ctxmodels.core.errors import CtxError
+
+Options = TypeVar("Options")
 
 REQUIRED: Any = MISSING
 """Default of a required flag."""
@@ -317,3 +319,8 @@ def check_range(
             raise CtxError(
                 f"{name}={value} is out of range.", location=location, hint=f"use a value that is {expected}."
             )
+
+
+def select_fields(options: type[Options], arguments: Any) -> Options:
+    """Create an instance of a dataclass from the fields of `arguments` with the same names."""
+    return options(**{entry.name: getattr(arguments, entry.name) for entry in fields(options)})  # type: ignore[arg-type]

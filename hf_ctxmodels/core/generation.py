@@ -184,3 +184,9 @@ class LanguagePair:
         """Arguments for encoding text in a language; empty for a tokenizer that takes none."""
         takes_language = hasattr(tokenizer, "language_id") and name in tokenizer.languages
         return {"language": str(name)} if takes_language else {}
+
+
+def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The id that fills batches: of the padding token, or of the end-of-sequence token, or 0."""
+    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id)
+    return next((token_id for token_id in candidates if token_id is not None), 0)

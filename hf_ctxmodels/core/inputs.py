@@ -72,7 +72,7 @@ def check_encoder_input(
             dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
         _check_embeddings(inputs_embeds, width, dtype)
     accepts_4d_masks, mask_hint = getattr(model, "accepts_4d_masks", False), getattr(model, "mask_hint", None)
-    padding_mask = _padding_mask(attention_mask, batch_size, length, accepts_4d_masks, mask_hint)
+    padding_mask = _check_attention_mask(attention_mask, batch_size, length, accepts_4d_masks, mask_hint)
     masks = {"attention_mask": padding_mask, "sequence_ids": sequence_ids}
     check_aligned({**aligned, **masks, "output_mask": output_mask}, batch_size, length)
     check_padding_mask(padding_mask)
@@ -153,7 +153,12 @@ def check_source_mask(mask: Tensor | None, states: Tensor) -> None:
     )
 
 
-def _padding_mask(
+def padding_mask_or_none(attention_mask: Any) -> Tensor | None:
+    """A (batch, length) mask of tokens; None for no mask, or a mask of the attention function."""
+    return attention_mask if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 else None
+
+
+def _check_attention_mask(
     attention_mask: Any, batch_size: int, length: int, accepts_4d_masks: bool, hint: str | None
 ) -> Tensor | None:
     """Return the mask if it is a padding mask; None if it is a mask of the attention function."""

@@ -268,8 +268,9 @@ class CtxPreTrainedModel(PreTrainedModel):
         """
         if self.reference_model_type is None:
             raise CtxError(f"transformers has no class for {type(self).__name__}.", hint="use save_pretrained.")
-        for field in structure_changes(self):
-            raise CtxError(f"transformers has no layout for {field.replace('_', ' ')}.", hint="use save_pretrained.")
+        if changes := structure_changes(self):
+            name = changes[0].replace("_", " ")
+            raise CtxError(f"transformers has no layout for {name}.", hint="use save_pretrained.")
         check_exportable(self)
         dtype = str(self.dtype).removeprefix("torch.")
         config = self.reference_config() | {"dtype": dtype}  # first, since it may raise an error

@@ -11,6 +11,8 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import did_you_mean
 from hf_ctxmodels.core.loading import read_utf8
 
+_LINES_HINT = "write `key: value`, one per line."
+
 
 class YamlMapping:
     """A YAML mapping, whose errors name the file, line and key.
@@ -59,10 +61,10 @@ class YamlMapping:
             root = yaml.compose(read_utf8(file), Loader=yaml.SafeLoader)
         except (yaml.YAMLError, RecursionError) as error:
             raise CtxError(
-                f"The {description} is not valid YAML: {error}.", location=str(file), hint="see the example."
+                f"The {description} is not valid YAML: {error}.", location=str(file), hint=_LINES_HINT
             ) from error
         if root is None:
-            raise CtxError(f"The {description} file is empty.", location=str(file), hint="see the example.")
+            raise CtxError(f"The {description} file is empty.", location=str(file), hint=_LINES_HINT)
         return cls(file, root, f"a {description}", keys)
 
     def location(self, key: str, prefix: str = "") -> str:
@@ -87,7 +89,9 @@ class YamlMapping:
         if type(value) not in types and not (value is None and types != {hint}):
             type_names = " or ".join(sorted(type_.__name__ for type_ in types))
             raise CtxError(
-                f"{key} is {value!r}, expected type {type_names}.", location=self.location(key), hint="correct it."
+                f"{key} is {value!r}, expected type {type_names}.",
+                location=self.location(key),
+                hint="write a value of this type.",
             )
         return value
 

@@ -205,10 +205,11 @@ def retrieval(source: Tensor, target: Tensor, criterion: Criterion = "cosine", n
         )
     source, target = F.normalize(source.float(), dim=1), F.normalize(target.float(), dim=1)
     chunk_size = max(1, _MAX_SCORES // len(target))
-    search = ExactSearch()
-    source_means, target_means = (
-        search(*sides, neighbors)[0].mean(1) for sides in ((source, target), (target, source))
-    )
+    if criterion == "margin":
+        search = ExactSearch()
+        source_means, target_means = (
+            search(*sides, neighbors)[0].mean(1) for sides in ((source, target), (target, source))
+        )
     correct = 0
     for first in range(0, len(source), chunk_size):
         scores = source[first : first + chunk_size] @ target.T

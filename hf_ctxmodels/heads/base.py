@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host, select_true
-from hf_ctxmodels.core.inputs import check_id_type, check_tensors
+from hf_ctxmodels.core.inputs import check_id_type, check_tensors, padding_mask_or_none
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.layer_mix import build_layer_mix, encode_with_layer_mix
 from hf_ctxmodels.layers.common import HookPoint, ScalarMix
@@ -267,7 +267,7 @@ class HeadModel(CtxPreTrainedModel):
                 self.base_model, self.layer_mix, self.feature_lookup, attention_mask=attention_mask, **inputs
             )
         if self.pooling is not None:
-            if attention_mask is not None and attention_mask.dim() != 2:
+            if attention_mask is not None and padding_mask_or_none(attention_mask) is None:
                 raise CtxError(
                     f"Pooling needs an attention_mask (batch, length); got {tuple(attention_mask.shape)}.",
                     hint="pass a mask of this shape, or set classifier_pooling=None.",

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import DynamicCache, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
@@ -78,7 +79,8 @@ class ForCausalLM(HeadModel, GenerationMixin):
             kwargs: Arguments of the encoder; and `shift_labels` (batch, length), the target of each token, -100 for
                 none, instead of `labels`. It is not a named argument, because Trainer would treat it as labels.
         """
-        check_tensors(attention_mask=attention_mask)
+        if not isinstance(attention_mask, BlockMask):
+            check_tensors(attention_mask=attention_mask)
         shift_labels = kwargs.pop("shift_labels", None)
         targets = self.resolve_targets(input_ids, attention_mask, inputs_embeds, labels, shift_labels, sequence_ids)
         computes_logits = targets is None or self.needs_all_logits(return_logits)
@@ -132,6 +134,7 @@ class ForCausalLM(HeadModel, GenerationMixin):
             return None
         batch_size, length = shape
         labels = validate_targets(labels, "labels", shape, (batch_size, length + 1))
+        attention_mask = None if isinstance(attention_mask, BlockMask) else attention_mask
         if not is_traced(labels):
             check_aligned({"attention_mask": attention_mask, "sequence_ids": sequence_ids}, batch_size, length)
         return next_token_targets(labels, length, attention_mask, sequence_ids, self.is_backward)

@@ -18,7 +18,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host
-from hf_ctxmodels.core.inputs import check_tensors
+from hf_ctxmodels.core.inputs import check_tensors, padding_mask_or_none
 from hf_ctxmodels.heads.answer_network import AnswerNetwork
 from hf_ctxmodels.heads.base import (
     HeadModel,
@@ -325,9 +325,9 @@ class ForQuestionAnswering(HeadModel):
         start_logits, end_logits = logits[..., 0].contiguous(), logits[..., 1].contiguous()
         loss = None
         if start_positions is not None and end_positions is not None:
-            padding = None
-            if attention_mask is not None and attention_mask.dim() == 2:
-                padding = on_host(lambda mask: mask == 0, attention_mask)
+            padding = padding_mask_or_none(attention_mask)
+            if padding is not None:
+                padding = on_host(lambda mask: mask == 0, padding)
             start_loss = position_loss(start_logits, start_positions, padding, "start_positions", num_items_in_batch)
             end_loss = position_loss(end_logits, end_positions, padding, "end_positions", num_items_in_batch)
             loss = (start_loss + end_loss) / 2

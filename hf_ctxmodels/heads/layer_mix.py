@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.inputs import padding_mask_or_none
 from hf_ctxmodels.layers.common import ScalarMix
 from hf_ctxmodels.layers.pooling import PoolingLayer, first_token_columns, pool_tokens, states_at, token_mask
 
@@ -36,15 +37,15 @@ def encode_with_layer_mix(
 
     `feature_lookup` is called with `all_layers`, whether all layers are needed, and the arguments of the encoder.
     """
-    returns_states = inputs.pop("output_hidden_states", None)
+    returns_states = encoder.config.returns_hidden_states(inputs.pop("output_hidden_states", None))
     if feature_lookup is None:
         outputs = encoder(return_dict=True, output_hidden_states=True, **inputs)
     else:
-        outputs = feature_lookup(all_layers=mix is not None or bool(returns_states), **inputs)
+        outputs = feature_lookup(all_layers=mix is not None or returns_states, **inputs)
     states = outputs.hidden_states
     outputs.last_hidden_state = states[-1] if mix is None else mix(states)
     outputs.pooler_output = _pool(encoder, outputs.last_hidden_state, **inputs)
-    if not encoder.config.returns_hidden_states(returns_states):
+    if not returns_states:
         for name in ("hidden_states", "decoder_hidden_states", "encoder_hidden_states"):
             if name in outputs:
                 setattr(outputs, name, None)
@@ -61,8 +62,7 @@ def _pool(
 ) -> Tensor | None:
     """Pool the mixed states in the way in which the encoder pools its last layer; None if it has no pooling."""
     pooler, pooling = getattr(encoder, "pooler", None), getattr(encoder, "pooling", None)
-    is_padding_mask = attention_mask is not None and attention_mask.dim() == 2
-    is_token = token_mask(states, attention_mask if is_padding_mask else None)
+    is_token = token_mask(states, padding_mask_or_none(attention_mask))
     if sequence_ids is not None:
         is_token = is_token & (sequence_ids != 0)
     if isinstance(pooler, PoolingLayer):

@@ -1,6 +1,5 @@
 """Sequence-to-sequence heads: an encoder, an autoregressive decoder, and logits over the target vocabulary."""
 
-from abc import abstractmethod
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -209,11 +208,10 @@ class RecurrentForConditionalGeneration(Seq2SeqHead):
     required_encoder_outputs: ClassVar[tuple[str, ...]] = ("last_hidden_state",)
     prediction: nn.Linear
 
-    @abstractmethod
     def start(self, encoder_outputs: Any) -> Any:
         """The initial state of the decoder."""
+        raise NotImplementedError
 
-    @abstractmethod
     def decode(
         self, decoder_input_ids: Tensor, target_mask: Tensor | None, inputs: RecurrentDecoderInputs
     ) -> RecurrentDecoderOutput:
@@ -222,6 +220,7 @@ class RecurrentForConditionalGeneration(Seq2SeqHead):
         Returns (targets, hidden) states where `target_mask` (batch, steps) is True; without it (batch, steps, hidden),
         and the state after the last token.
         """
+        raise NotImplementedError
 
     def get_encoder(self, modality: str | None = None) -> nn.Module:
         """The encoder, run once by `generate`."""
@@ -287,8 +286,7 @@ class RecurrentForConditionalGeneration(Seq2SeqHead):
                 raise CtxError(f"target_languages is {tuple(target_languages.shape)}, expected ({batch_size},).")
             check_ids("target_languages", target_languages, self.config.num_languages, "num_languages")
         cache = self.start(encoder_outputs) if past_key_values is None else past_key_values
-        hidden_states = output_flags["output_hidden_states"]
-        records_states = hidden_states is not None and hidden_states is not False  # 0 selects the embeddings
+        records_states = self.config.returns_hidden_states(output_flags["output_hidden_states"])
         is_recording = records_states or bool(output_flags["output_attentions"])
         inputs = RecurrentDecoderInputs(encoder_outputs, attention_mask, cache, target_languages, is_recording)
         computes_logits = labels is None or bool(use_cache) or self.needs_all_logits(return_logits)

@@ -19,6 +19,7 @@ from hf_ctxmodels.core.generation import (
     max_input_length,
     max_pair_length,
     max_source_length,
+    padding_id,
     target_language_id,
 )
 from hf_ctxmodels.core.host_copies import CollatedBatch
@@ -95,7 +96,7 @@ def generate_texts(
     _check_lengths(model, tokenizer, texts, sequences, max_new_tokens, locations, may_be_empty=code is not None)
     settings = {"do_sample": False, "max_new_tokens": max_new_tokens, **options}
     if not model.config.is_encoder_decoder and model.generation_config.pad_token_id is None:
-        settings.setdefault("pad_token_id", _padding_id(tokenizer))
+        settings.setdefault("pad_token_id", padding_id(tokenizer))
     order = sorted(range(len(texts)), key=lambda index: len(sequences[index]))
     generated: dict[int, str] = {}
     with evaluation_mode(model), prepacked_weights(getattr(model, "prepacked_bytes", 0)):
@@ -155,18 +156,13 @@ def _check_lengths(
             )
 
 
-def _padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id)
-    return next((token_id for token_id in candidates if token_id is not None), 0)
-
-
 def _make_batch(
     model: Any, tokenizer: Any, sequences: list[list[int]], language_ids: dict[str, int]
 ) -> dict[str, torch.Tensor]:
     """Padded inputs of `generate`; prompts are padded on the left, so that the continuation follows them."""
     side = tokenizer.padding_side if model.config.is_encoder_decoder else "left"
     padder = RowPadder([len(ids) for ids in sequences], side)
-    input_ids = padder.pad([np.asarray(ids) for ids in sequences], _padding_id(tokenizer))
+    input_ids = padder.pad([np.asarray(ids) for ids in sequences], padding_id(tokenizer))
     batch = {"input_ids": input_ids, "attention_mask": padder.attention_mask()}
     batch_size = len(sequences)
     shapes = {"langs": tuple(input_ids.shape), "decoder_langs": (batch_size, 1), "target_languages": (batch_size,)}

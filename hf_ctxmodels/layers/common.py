@@ -85,7 +85,7 @@ class ScalarMix(nn.Module):
         return self.weights.detach().float().softmax(0).tolist()
 
     def distance(self) -> Tensor:
-        """Squared norm of the weights, the distance from the average (Peters et al. 2018, section 3.4)."""
+        """Squared norm of the weights, the distance from the average (Peters et al. 2018, section 3.3)."""
         return self.weights.float().square().sum()
 
     def forward(self, states: Sequence[Tensor], tokens: Tensor | None = None) -> Tensor:

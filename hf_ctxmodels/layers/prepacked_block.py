@@ -33,11 +33,8 @@ class PrepackedBlock:
         self.parameters = [module._parameters for module in (*self.norms, *self.linear_layers)]
         self.modules = [(module, type(module), module.__dict__, dict(module._modules)) for module in block.modules()]
 
-    def __deepcopy__(self, memo: Any) -> None:
-        """None: the copy of a block is not prepacked."""
-
     def __reduce__(self) -> Any:
-        return type(None), ()
+        return type(None), ()  # the copy of a block is not prepacked
 
     def forward(self, hidden_states: Tensor, layout: Layout, mask: AttentionMask) -> Tensor | None:
         """(tokens, hidden) -> (tokens, hidden).

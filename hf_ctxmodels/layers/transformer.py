@@ -126,7 +126,7 @@ class FeedForward(nn.Module):
 
 class GatedFeedForward(FeedForward):
     """A feed-forward network with a gate, the activation of another linear layer (Shazeer 2020, arXiv 2002.05202,
-    equation 5); with "gelu_new" the feed-forward network of T5 v1.1. Arguments as in `FeedForward`."""
+    equation 6); with "gelu_new" the feed-forward network of T5 v1.1. Arguments as in `FeedForward`."""
 
     tp_styles = {**FeedForward.tp_styles, "gate_proj": "colwise"}
 
@@ -225,8 +225,8 @@ class TransformerBlock(GradientCheckpointingLayer):
     def prepack(self) -> None:
         """Prepack the linear layers for inference, see `CtxPreTrainedModel.prepare_for_inference`."""
         prepack_linear_layers(self)
-        has_plain_attention = type(self.attention) is SelfAttention and self.attention.position_bias is None
-        if has_plain_attention and self.cross_attention is None and type(self.feed_forward) is FeedForward:
+        has_plain_layers = type(self.attention) is SelfAttention and type(self.feed_forward) is FeedForward
+        if has_plain_layers and self.cross_attention is None:
             self.prepacked = PrepackedBlock(self)
 
     def forward(

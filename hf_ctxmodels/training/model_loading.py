@@ -1,5 +1,6 @@
 """Loading of configurations, tokenizers and models for the commands, with helpful errors."""
 
+import copy
 import dataclasses
 import json
 import logging
@@ -434,3 +435,10 @@ def _check_encoder(model: PreTrainedModel, report: dict[str, Any], source: str |
         location=str(source),
         hint="use the model.safetensors and the config.json of the same model.",
     )
+
+
+def new_model_with_seed(model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    """A new model whose initial weights depend on `seed` alone; the global generators are not changed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` also seeds the generators of GPUs
+        return model_class(copy.deepcopy(config))

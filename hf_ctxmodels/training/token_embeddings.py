@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.tokenizers.base import record_tokenizer_digest, tokenizer_digest
-from hf_ctxmodels.training.model_loading import load_config, load_model
+from hf_ctxmodels.training.model_loading import load_config, load_model, new_model_with_seed
 
 # Configuration fields that must be equal where embeddings are exchanged.
 _BODY_FIELDS = ("hidden_size", "embedding_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -95,9 +95,7 @@ def replace_vocabulary(
             location=getattr(tokenizer, "name_or_path", ""),
             hint="train a tokenizer of the model's family.",
         )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        new_model = type(model)(config).to(model.device, model.dtype)
+    new_model = new_model_with_seed(type(model), config, seed).to(model.device, model.dtype)
     shared_tokens = [token for token in tokenizer.all_special_tokens if token in model_tokenizer.all_special_tokens]
     new_ids = [tokenizer.convert_tokens_to_ids(token) for token in shared_tokens]
     old_ids = [model_tokenizer.convert_tokens_to_ids(token) for token in shared_tokens]

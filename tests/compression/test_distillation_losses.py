@@ -327,6 +327,7 @@ def test_invalid_distillation_raises(subtests):
         (["soft-target:weight=1"], "soft-target"),
         (["cosine:weight=1", "cosine:weight=2"], "occurs twice"),
         (["cosine:weight=x"], "weight"),
+        (["soft-classes:weight=1,temperature=0"], "temperature=0.0 is out of range"),
         (["patient:weight=1,layer=skip"], "layer"),
         (["soft-targets:temperature=0"], "temperature"),
     ):

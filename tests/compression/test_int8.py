@@ -14,7 +14,6 @@ from transformers import AutoModel, AutoModelForMultipleChoice, AutoModelForSequ
 from zoo import REPRESENTATIVES, Case, as_subtests, make_batch, make_targets, tensors_of
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertModel, CtxError
-from hf_ctxmodels.cli import export
 from hf_ctxmodels.compression.int8 import modules
 from hf_ctxmodels.compression.int8.modules import Int8Embedding, Int8Linear, quantize_rows, quantize_tokens
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
@@ -101,7 +100,7 @@ def test_save_and_reload(case: Case, tmp_path: Path) -> None:
     model, batch, folder = case.model(), make_batch(case), tmp_path / str(case)
     targets = batch | make_targets(case, batch)
     expected, loss = tensors_of(model(**batch)), float(model(**targets).loss)
-    full_size = export.stored_bytes(model)
+    full_size = model.get_memory_footprint()
     quantize_model(model, CtxInt8Config())
     outputs = tensors_of(model(**batch))
     for name, value in outputs.items():
@@ -129,9 +128,9 @@ def test_compression_ratio() -> None:
     ):
         family = FAMILIES[name]
         model = family.models[head](family.config(**(family.sizes["tiny"] | options)))
-        full_size = export.stored_bytes(model)
+        full_size = model.get_memory_footprint()
         quantize_model(model, CtxInt8Config())
-        assert 3.5 < full_size / export.stored_bytes(model) < 4, f"{name}: {full_size / export.stored_bytes(model)}"
+        assert 3.5 < full_size / model.get_memory_footprint() < 4, f"{name}: {full_size / model.get_memory_footprint()}"
 
 
 @torch.no_grad()

@@ -14,8 +14,8 @@ from zoo import assert_close
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.attention import masks as attention_masks
 from hf_ctxmodels.layers.attention.backends import eager_attention_forward
-from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, build_layout
-from hf_ctxmodels.layers.attention.masks import CAUSAL, MaskSpec, PackedMask
+from hf_ctxmodels.layers.attention.layouts import PackedLayout, build_layout
+from hf_ctxmodels.layers.attention.masks import MaskSpec, PackedMask
 from hf_ctxmodels.layers.attention.modules import BucketedPositionBias, CrossAttention, SelfAttention
 from hf_ctxmodels.layers.transformer import FeedForward, Memory, TransformerBlock, run_stack
 
@@ -203,18 +203,6 @@ def test_cross_attention_rejects_different_layouts() -> None:
     short = build_layout(states[:1], None, None, make_config("packed"))
     with pytest.raises(CtxError, match="from 1 sequences to 2"):
         run_stack(blocks, short.pack(states[:1]), short, memory=Memory(packed.pack(memory), packed))
-
-
-def test_layer_bias_replaces_shared_bias() -> None:
-    module = SelfAttention(WIDTH, HEADS, head_dim=HEAD_DIM, position_bias=make_bias())
-    without_bias = SelfAttention(WIDTH, HEADS, head_dim=HEAD_DIM)
-    without_bias.load_state_dict({k: v for k, v in module.state_dict().items() if "bias.buckets" not in k})
-    states = torch.randn(2, 5, WIDTH)
-    for implementation in IMPLEMENTATIONS:
-        layout: Layout = build_layout(states, None, None, make_config(implementation))
-        actual, _ = module(layout.pack(states), layout, CAUSAL)
-        expected, _ = without_bias(layout.pack(states), layout, MaskSpec(causal=True, bias=make_bias()))
-        assert_close(actual, expected, implementation)
 
 
 def test_bias_with_dropout_has_gradients() -> None:

@@ -25,9 +25,10 @@ from zoo import (
     models_by_path,
 )
 
-from hf_ctxmodels import CtxError
+from hf_ctxmodels import CtxError, CtxT5Config, CtxT5ForConditionalGeneration
 from hf_ctxmodels.architectures.query_generation import QueryForConditionalGeneration
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
+from hf_ctxmodels.registry import FAMILIES
 
 SPAN_HEADS = [case for case in REPRESENTATIVES if "start_positions" in case.model_class.loss_targets]
 VOCABULARY_HEADS = [case for case in HEADS if case.computes_logits_of_labels_only and not case.is_seq2seq]
@@ -235,3 +236,20 @@ class TestTargets:
     def test_choices_require_three_dimensions(self, case: Case) -> None:
         batch = {name: tensor[:, 0] for name, tensor in make_batch(case).items()}
         assert_error(case.model(), batch, "(batch, choices, length)", "(4, 12)")
+
+
+def test_is_causal_raises() -> None:
+    ids = torch.ones(1, 3, dtype=torch.long)
+    for family in ("bert", "gpt2"):
+        model_class = FAMILIES[family].models["AutoModel"]
+        model = model_class(model_class.config_class(**FAMILIES[family].sizes["tiny"], vocab_size=8))
+        with pytest.raises(CtxError, match="is_causal is not an argument"):
+            model(ids, is_causal=True)
+
+
+def test_unknown_tensor_with_encoder_outputs_raises() -> None:
+    config = CtxT5Config(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    model, ids = CtxT5ForConditionalGeneration(config), torch.ones(1, 3, dtype=torch.long)
+    outputs = BaseModelOutput(last_hidden_state=torch.zeros(1, 3, 8))
+    with pytest.raises(CtxError, match="sources"):
+        model(encoder_outputs=outputs, decoder_input_ids=ids, sources=ids)

@@ -37,6 +37,7 @@ from zoo import (
     tensors_of,
 )
 
+import hf_ctxmodels
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
 
@@ -357,3 +358,29 @@ class TestSequenceIds:
             )
             actual = model(**rows, sequence_ids=torch.ones_like(network_case.first_token_ids(rows)))
             assert_same_outputs(actual, model(**rows), where=f"with one id for all rows {where}")
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [
+        ("CtxBertForQuestionAnswering", {"start_positions": (2,), "end_positions": (2,)}),
+        ("CtxRobertaForMaskedLM", {"labels": (2, 7)}),
+        ("CtxElectraForReplacedTokenDetection", {"labels": (2, 7)}),
+        ("CtxGpt2ForCausalLM", {"labels": (2, 7)}),
+    ],
+)
+def test_block_masks_of_heads(name: str, targets: dict[str, tuple[int, ...]], uncompiled_flex: None) -> None:
+    """A block mask that allows all attention equals no mask."""
+    model_class: Any = getattr(hf_ctxmodels, name)
+    sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = model_class(model_class.config_class(**sizes, intermediate_size=16)).eval()
+    model.set_attn_implementation("flex_attention")
+    batch = {"input_ids": torch.randint(5, 20, (2, 7))} | {
+        key: torch.ones(*shape).long() for key, shape in targets.items()
+    }
+    causal = "Gpt2" in name
+    mask = create_block_mask(
+        lambda b, h, query, key: (query >= key) | (not causal), 2, None, 7, 7, device="cpu", _compile=False
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(model(**batch, attention_mask=mask).loss, model(**batch).loss)

@@ -90,3 +90,13 @@ def test_cross_view_training_requires_problem_type() -> None:
         case.model()(**batch, labels=labels)
     outputs = case.model(problem_type="multi_label_classification")(**batch, labels=labels)
     assert_close(outputs.loss, F.binary_cross_entropy_with_logits(outputs.logits, labels))
+
+
+@pytest.mark.parametrize("family", ["bert", "ulmfit", "glove", "cove"])
+def test_layer_number_selects_hidden_states(family: str) -> None:
+    """Also 0, the embeddings."""
+    model_class = FAMILIES[family].models["AutoModel"]
+    model = model_class(model_class.config_class(**FAMILIES[family].sizes["tiny"], vocab_size=9))
+    ids = torch.ones(1, 3, dtype=torch.long)
+    assert model(ids, output_hidden_states=0).hidden_states is not None
+    assert model(ids, output_hidden_states=False).hidden_states is None

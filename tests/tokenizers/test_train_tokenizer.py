@@ -5,7 +5,7 @@ from commands import run_command
 from forked import run_forked
 from transformers import AutoTokenizer
 
-from hf_ctxmodels.cli.train_tokenizer import TokenizerArguments, next_command
+from hf_ctxmodels.cli.train_tokenizer import TokenizerArguments, next_command, parse_training_options
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.data import DataArguments
 from hf_ctxmodels.registry import FAMILIES
@@ -105,3 +105,8 @@ def test_commands_hold_out_same_documents(tmp_path):
     model_data.validation_fraction = 0.0
     all_documents, held_out = model_data.load()
     assert (len(list(all_documents)), held_out) == (60, None)
+
+
+def test_whole_number_of_a_float_option() -> None:
+    options = parse_training_options(FAMILIES["t5"].tokenizer, ["character_coverage=1"])
+    assert options == {"character_coverage": 1.0}

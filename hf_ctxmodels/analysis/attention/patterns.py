@@ -54,7 +54,7 @@ class AttentionInput:
             for segment, (start, end) in zip(segments, offsets, strict=True)
         ]
         ids = torch.tensor(encoding["input_ids"])
-        separators = torch.isin(ids, torch.tensor([_separator_id(tokenizer)]))
+        separators = ids == _separator_id(tokenizer)
         return cls(dict(encoding), special, separators, torch.tensor(punctuation), torch.tensor(segments))
 
 
@@ -69,9 +69,9 @@ def _is_punctuation(text: str) -> bool:
 
 
 def make_inputs(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int | None, pairs: bool = True
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int | None
 ) -> list[AttentionInput]:
-    """Inputs of pairs of consecutive texts, or of single texts, with `MIN_TOKENS` to `max_length` tokens.
+    """Inputs of pairs of consecutive texts, or of a single text, with `MIN_TOKENS` to `max_length` tokens.
 
     Raises:
         CtxError: No input has such a length, or the tokenizer has no offsets.
@@ -81,7 +81,7 @@ def make_inputs(
             f"{type(tokenizer).__name__} has no offsets, which locate punctuation.",
             hint="use a tokenizer with a tokenizer.json.",
         )
-    groups = list(zip(texts[::2], texts[1::2])) if pairs and len(texts) > 1 else [(text,) for text in texts]
+    groups: list[tuple[str, ...]] = [*zip(texts[::2], texts[1::2])] or [(text,) for text in texts]
     inputs = [AttentionInput.from_texts(tokenizer, *group) for group in groups]
     inputs = [
         item
@@ -90,7 +90,7 @@ def make_inputs(
     ]
     if not inputs:
         raise CtxError(
-            f"No {'pair of texts' if pairs else 'text'} has {MIN_TOKENS} to {max_length or 'any number of'} tokens.",
+            f"No input has {MIN_TOKENS} to {max_length or 'any number of'} tokens.",
             hint="use longer sentences.",
         )
     return inputs
@@ -181,7 +181,7 @@ def measure(attention: Tensor, item: AttentionInput) -> dict[str, Tensor]:
     visible = attention.amax((0, 1)) > 0
     expected = (same_segment & visible).sum(-1) / (is_text_token & visible).sum(-1).clamp(min=1)
     excess = (attention * same_segment).sum(-1) - expected * (attention * is_text_token).sum(-1)
-    has_pair = len(item.segments.unique()) > 2 - int(not bool(item.special.any()))
+    has_pair = bool((item.segments == 1).any())
     return {
         "self": attention.diagonal(0, -2, -1).mean(-1),
         "previous": attention.diagonal(-1, -2, -1).mean(-1),
@@ -189,7 +189,7 @@ def measure(attention: Tensor, item: AttentionInput) -> dict[str, Tensor]:
         "first": attention[..., 0].mean(-1),
         "separator": attention_to(item.separators),
         "punctuation": attention_to(item.punctuation),
-        "entropy": -(smoothed * smoothed.log()).sum(-1).mean(-1),
+        "entropy": torch.special.entr(smoothed).sum(-1).mean(-1),
         "attention_to_special_tokens": attention_to(item.special),
         "attention_to_neighbors": (attention * is_adjacent).sum(-1).mean(-1),
         "within_segment_excess": excess[..., item.segments >= 0].mean(-1) * has_pair,
@@ -220,7 +220,7 @@ def head_distances(
 
 
 def _entropy(rows: Tensor) -> Tensor:
-    return -(rows * rows.log()).sum(-1)
+    return torch.special.entr(rows).sum(-1)
 
 
 def embed_heads_2d(distances: np.ndarray, seed: int = 0) -> np.ndarray:

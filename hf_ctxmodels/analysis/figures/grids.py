@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hf_ctxmodels.analysis.figures.base import Figure, require_equal_lengths, require_shape, same_type
+from hf_ctxmodels.analysis.figures.base import Figure, require_shape, same_type
 from hf_ctxmodels.analysis.figures.drawing import (
     Scale,
     axes,
@@ -235,7 +235,6 @@ class Surface(Figure):
         for name, pairs in self.paths.items():
             if any(len(pair) != 2 for pair in pairs):
                 raise ValueError(f"The path {name!r} consists of pairs (x, y).")
-        require_equal_lengths("y and values", self.y, self.values)
 
     def svg(self, *, embedded: bool = False) -> str:
         """Cells around the coordinates, with contour lines; see `Figure.svg`."""

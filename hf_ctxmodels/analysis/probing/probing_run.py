@@ -48,6 +48,7 @@ from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.data.treebanks import TreebankSentence, read_treebank
 from hf_ctxmodels.tokenizers.base import tokenizer_digest
+from hf_ctxmodels.training.model_loading import new_model_with_seed
 
 Weights = Literal["trained", "untrained"]
 STRUCTURAL_TASKS = ("distance", "depth")
@@ -212,9 +213,7 @@ class Representations:
 
 def untrained_model(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     """A model of the same class and configuration with initial weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        untrained: PreTrainedModel = type(model.base_model)(model.config)
+    untrained = new_model_with_seed(type(model.base_model), model.config, seed)
     return untrained.to(model.device, model.dtype).eval()
 
 

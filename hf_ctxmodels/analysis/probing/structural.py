@@ -152,7 +152,9 @@ def train_structural(
     batches_per_epoch = -(-len(train.sentences) // _BATCH_SENTENCES)
     epochs = max(training.epochs, -(-training.min_steps // batches_per_epoch))
     steps = epochs * batches_per_epoch
-    optimizer = torch.optim.Adam(probes.parameters(), training.learning_rate, fused=True)
+    optimizer = torch.optim.Adam(
+        probes.parameters(), training.learning_rate, weight_decay=training.weight_decay, fused=True
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     generator = torch.Generator().manual_seed(0)
     selection = replace(dev, sentences=dev.sentences[:_MAX_SELECTION_SENTENCES])

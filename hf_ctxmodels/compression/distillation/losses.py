@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from hf_ctxmodels.compression.distillation.forward_pass import ForwardPass, get_prediction_level, require_attention
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.layers.lm_loss.kl_divergence import chunked_kl_divergence, kl_divergence
 
 TOKENS, EXAMPLES, LABELS = "distilled_tokens", "distilled_examples", "labels"
@@ -125,8 +125,7 @@ class SoftTargetLoss(PredictionLoss):
     masked_only: bool = flag(False, "With a masked language model, use the labeled tokens only.")
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise CtxError(f"temperature={self.temperature} is out of range.", hint="use a value above 0, such as 2.")
+        check_range(self, "temperature", above=0)
 
     def target_name(self, student: PreTrainedModel) -> str:
         """As in `PredictionLoss`, or labels for `masked_only`."""
@@ -184,6 +183,9 @@ class SoftClassLoss(PredictionLoss):
     name: ClassVar[str] = "soft-classes"
 
     temperature: float = flag(1.0, "Divisor of both models' logits.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "temperature", above=0)
 
     def compute(self, student: ForwardPass, teacher: ForwardPass, projection: Any) -> Tensor:
         """The sum over targets."""

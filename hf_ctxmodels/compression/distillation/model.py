@@ -16,6 +16,7 @@ from hf_ctxmodels.compression.distillation.forward_pass import ForwardPass, get_
 from hf_ctxmodels.compression.distillation.losses import (
     DISTILLATION_LOSSES,
     EXAMPLES,
+    LABELS,
     TOKENS,
     DistillationLoss,
     HardTargetLoss,
@@ -279,7 +280,7 @@ class CtxDistillationModel(CtxPreTrainedModel):
         values: dict[DistillationLoss, Tensor] = {}
         for loss in self.losses:
             name = loss.target_name(self.student)
-            if name == "labels" and student.labels is None:
+            if name == LABELS and student.labels is None:
                 raise CtxError(f"The loss {loss.name} needs labels.", hint="pass labels, or remove the loss.")
             if isinstance(loss, HardTargetLoss):
                 assert student.labels is not None
@@ -292,7 +293,7 @@ class CtxDistillationModel(CtxPreTrainedModel):
             total = loss.compute(student, teacher, dict(self.projections.items()).get(loss.name))
             count = counts.get(name) if targets.get(name) is not None else None
             if count is None:  # in this batch
-                labels = student.labels if name == "labels" else None
+                labels = student.labels if name == LABELS else None
                 is_target: Tensor = student.token_mask if labels is None else labels != IGNORE_INDEX
                 count = len(is_target) if name == EXAMPLES else is_target.sum().clamp(min=1)
             values[loss] = total / count
@@ -314,7 +315,7 @@ class CtxDistillationModel(CtxPreTrainedModel):
             raise CtxError(
                 "The learned projections are missing or have other shapes.",
                 location=str(Path(directory) / PROJECTIONS_FILE),
-                hint="resume with the terms and the teacher of that run.",
+                hint="resume with the losses and the teacher of that run.",
             )
 
     def load_projections(self, directory: str | Path) -> bool:

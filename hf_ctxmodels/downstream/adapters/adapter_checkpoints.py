@@ -287,7 +287,7 @@ def _read_files(
 
 @torch.no_grad()
 def _copy_tensors(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: str | Path) -> None:
-    """Copy a file's tensors, whose names may lack the first component or have up to two more."""
+    """Copy a file's tensors, whose names may lack the first component or have one more."""
     names_by_suffix = {name.split(".", 1)[1]: name for name in parameters}
     matched: dict[str, Tensor] = {}
     unmatched = []

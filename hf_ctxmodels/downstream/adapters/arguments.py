@@ -1,13 +1,13 @@
 """Flags of the commands that train adapters."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
-from hf_ctxmodels.core.flags import REQUIRED, ParsedChoices, flag
+from hf_ctxmodels.core.flags import REQUIRED, ParsedChoices, flag, select_fields
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_adapter
 from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_CONFIGS, BottleneckConfig, FusionConfig
 from hf_ctxmodels.downstream.adapters.management import (
@@ -33,7 +33,7 @@ class AdapterOptions(BottleneckConfig):
     @property
     def config(self) -> BottleneckConfig:
         """The configuration of the adapter itself."""
-        return BottleneckConfig(**{entry.name: getattr(self, entry.name) for entry in fields(BottleneckConfig)})
+        return select_fields(BottleneckConfig, self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class FusionOptions(FusionConfig):
     @property
     def config(self) -> FusionConfig:
         """The configuration of the fusion itself."""
-        return FusionConfig(**{entry.name: getattr(self, entry.name) for entry in fields(FusionConfig)})
+        return select_fields(FusionConfig, self)
 
 
 @dataclass

@@ -58,7 +58,9 @@ class Mixout(FinetuningCallback):
         self.mixed = {name: weight for name, weight in pretrained_parameters(model).items() if id(weight) in weight_ids}
         if not self.mixed:
             raise CtxError(
-                f"The encoder of {type(model).__name__} has no linear layers.", location="--mixout", hint="remove it."
+                f"The encoder of {type(model).__name__} has no linear layers.",
+                location="--anchor mixout",
+                hint="remove it.",
             )
         self._pretrained = [parameter.detach().clone() for parameter in self.mixed.values()]
         self._unmixed: list[Tensor] = []

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from hf_ctxmodels.core.adapter_support import newly_initialized_modules
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.heads.layer_mix import find_layer_stack
+from hf_ctxmodels.training.model_loading import new_model_with_seed
 from hf_ctxmodels.training.optimizers import LAYERS
 
 
@@ -81,9 +82,7 @@ def reinitialize_parameters(model: PreTrainedModel, names: Collection[str], seed
     """Set parameters and buffers to their values in a new model that is initialized with `seed`; the global generators
     are not changed. The names are added to `model.reinitialized_weights`, and their modules to
     `model.newly_initialized_modules`."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        new_weights = _weights(type(model)(copy.deepcopy(model.config)))
+    new_weights = _weights(new_model_with_seed(type(model), model.config, seed))
     for name, weight in _weights(model).items():
         if name in names:
             weight.copy_(new_weights[name])

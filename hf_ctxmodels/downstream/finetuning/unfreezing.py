@@ -187,7 +187,7 @@ class ThreeStageUnfreezing(LayerUnfreezing):
                 raise CtxError(
                     "The weight of the auxiliary loss must be above 0 and must not increase.",
                     location=location,
-                    hint="use two numbers, the larger one first, for example 0.2 0.1.",
+                    hint="use two numbers, the larger one first, for example lm_weights=0.2,0.1.",
                 )
         self._epochs, self._lm_weights = epochs, lm_weights
         self._config_lm_weight = getattr(model.config, "lm_loss_weight", None)

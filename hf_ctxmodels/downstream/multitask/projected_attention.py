@@ -93,4 +93,4 @@ class TaskAttention(nn.Module):
 def _is_supported(block: Any) -> bool:
     if not isinstance(block, TransformerBlock) or block.norm != "post" or block.cross_attention is not None:
         return False
-    return type(block.attention) is SelfAttention and block.attention.position_bias is None
+    return type(block.attention) is SelfAttention

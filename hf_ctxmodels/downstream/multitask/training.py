@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from hf_ctxmodels.core.command_line import find_packaged
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.console import format_next_commands, print_status
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, ParsedChoices, flag
+from hf_ctxmodels.core.flags import REQUIRED, ParsedChoices, flag, select_fields
 from hf_ctxmodels.data import (
     ReweightedMixture,
     ShuffledMixture,
@@ -68,7 +68,7 @@ class TaskAdapterOptions(BottleneckConfig):
     @property
     def config(self) -> BottleneckConfig:
         """The configuration of each adapter."""
-        return BottleneckConfig(**{entry.name: getattr(self, entry.name) for entry in fields(BottleneckConfig)})
+        return select_fields(BottleneckConfig, self)
 
     def stack(self, task: str) -> list[str]:
         """Names of the adapters of a task, from the lowest up; raises CtxError if the task has the name of the shared

@@ -16,6 +16,9 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.common import ScalarMix
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 
+_CACHE_BYTES = 1 << 30
+"""Memory for the vectors of frozen models, which are computed once for each sentence that fits in it."""
+
 FeatureLayers = Literal["mix", "last"] | int
 """Layers that make up the vector of a word: a learned mix of all layers, the last one, or the layer of this number."""
 
@@ -66,7 +69,6 @@ class FeatureStack(nn.Module):
         pooling: As in `WordEncoder`.
         layer_norm: Normalize the layers before they are mixed.
         dropout: Dropout probability of the concatenated vectors.
-        cache_bytes: Memory for the vectors of frozen models, which are computed once for each sentence that fits in it.
 
     Attributes:
         names: Names of the models.
@@ -80,7 +82,6 @@ class FeatureStack(nn.Module):
         pooling: WordPooling = "mean",
         layer_norm: bool = False,
         dropout: float = 0.0,
-        cache_bytes: int = 1 << 30,
     ) -> None:
         super().__init__()
         if not models:
@@ -91,7 +92,7 @@ class FeatureStack(nn.Module):
         self._models, self._pooling = list(models), pooling
         self._word_encoders: list[WordEncoder] = []
         self._vectors: list[dict[Any, Tensor]] = [{} for _ in models]  # sentence -> (words, layers, width)
-        self._cache_bytes = self._free_bytes = cache_bytes
+        self._free_bytes = _CACHE_BYTES
         for model in models:
             num_layers = len(model.layer_numbers)
             self.encoders.append(model.model)
@@ -105,7 +106,7 @@ class FeatureStack(nn.Module):
         """Clear the cached vectors of the frozen models; call it after changing their weights."""
         for vectors in self._vectors:
             vectors.clear()
-        self._free_bytes = self._cache_bytes
+        self._free_bytes = _CACHE_BYTES
 
     def set_tokenizers(self, tokenizers: Mapping[str, PreTrainedTokenizerBase], max_length: int | None = None) -> None:
         """Set the tokenizer of each model, by its name; raises CtxError as `WordEncoder`."""
@@ -139,7 +140,7 @@ class FeatureStack(nn.Module):
     ) -> None:
         """Compute the vectors of these sentences by the frozen models in large batches; `forward` then reads them.
 
-        If the memory of `cache_bytes` is full, the vectors of the remaining sentences are computed in each forward.
+        If the cache is full, the vectors of the remaining sentences are computed in each forward.
 
         Args:
             sentences: Texts or lists of words.

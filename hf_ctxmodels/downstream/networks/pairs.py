@@ -222,6 +222,7 @@ class SentenceOptions:
 
     def __post_init__(self) -> None:
         check_range(self, "hidden_size", "num_layers", "attention_size", at_least=1)
+        check_range(self, "attention_hops", at_least=0)
         check_range(self, "dropout", at_least=0, below=1)
 
 

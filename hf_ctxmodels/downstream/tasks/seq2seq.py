@@ -186,8 +186,8 @@ class Seq2Seq(Task[SourceTarget]):
         num_start_tokens = len(empty_target) - len(strip_decoder_start(empty_target, self._start))
         empty_target = empty_target[num_start_tokens:]
         texts = [example.target for example in examples]
-        encoded_targets = tokenizer(text_target=texts, verbose=False, **target_arguments)["input_ids"]
-        targets = [ids[num_start_tokens:] for ids in encoded_targets]
+        encoded_targets = tokenizer(text_target=texts, verbose=False, **target_arguments)
+        targets = [ids[num_start_tokens:] for ids in encoded_targets["input_ids"]]
         if not self._ends & set(targets[0]):
             raise CtxError(
                 f"{type(tokenizer).__name__} adds no end-of-sequence token to targets: eos_token_id "
@@ -221,9 +221,8 @@ class Seq2Seq(Task[SourceTarget]):
             for source, target in zip(sources, targets, strict=True)
         ]
         if self.uses_target_word_ids:
-            encoding = tokenizer(text_target=texts, verbose=False)
             for index, feature in enumerate(features):
-                word_ids = [-1 if word_id is None else word_id for word_id in encoding.word_ids(index)]
+                word_ids = [-1 if word_id is None else word_id for word_id in encoded_targets.word_ids(index)]
                 feature["target_word_ids"] = np.array(word_ids[len(word_ids) - len(feature["labels"]) :])
         return Encoded(features, list(range(len(features))))
 

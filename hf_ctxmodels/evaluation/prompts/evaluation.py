@@ -289,5 +289,5 @@ class PseudoLikelihoodScorer:
         return score_pseudo_continuations(self._model, self._tokenizer, requests, **self._options)
 
     def score_clozes(self, clozes: Sequence[Cloze]) -> list[list[ContinuationScore]]:
-        """Calls `score_clozes`."""
+        """Scores of the choices of each cloze; raises CtxError as `score_clozes`."""
         return score_clozes(self._model, self._tokenizer, clozes, **self._options)

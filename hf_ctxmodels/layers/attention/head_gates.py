@@ -49,8 +49,7 @@ def disabled_heads(model: nn.Module, heads: HeadSelection, mode: DisabledMode = 
         >>> with disabled_heads(model, {0: [0, 1], 1: [1]}):
         ...     outputs = model(torch.tensor([[1, 2, 3]]))
     """
-    with ExitStack() as stack:
-        stack.enter_context(install_disabled_heads(model, heads, mode))
+    with install_disabled_heads(model, heads, mode):
         yield
 
 

@@ -23,6 +23,7 @@ from hf_ctxmodels.core.host_copies import host_copy, is_traced, needs_static_siz
 from hf_ctxmodels.core.inputs import (
     check_rows,
     nonzero_in_all,
+    padding_mask_or_none,
     reject_unused_tensors,
     sequence_numbers,
     sequence_starts,
@@ -422,8 +423,13 @@ def build_layout(
         CtxError: A row without tokens, incompatible arguments, or a tensor among the keyword arguments that the
             attention function does not use.
     """
+    if attention_kwargs.get("is_causal") is not None:
+        raise CtxError(
+            "is_causal is not an argument: the model determines the direction of attention.",
+            hint="set is_decoder in the configuration, or pass a 4-D attention_mask.",
+        )
     batch_size, length = inputs.shape[:2]
-    padding_mask = attention_mask if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 else None
+    padding_mask = padding_mask_or_none(attention_mask)
     custom_mask = None if padding_mask is not None else attention_mask
     implementation = config._attn_implementation
     if implementation == "sdpa" and attention_kwargs.get("output_attentions"):

@@ -22,7 +22,6 @@ from hf_ctxmodels.layers.attention.masks import (
     AttentionMask,
     BiasOfHeads,
     MaskSpec,
-    PositionBias,
     gather_position_bias,
     prepare_mask,
 )
@@ -36,7 +35,6 @@ class _MultiHeadAttention(nn.Module):
         head_dim: Width of a head; None for `hidden_size // num_heads`.
         dropout: Dropout on the attention probabilities.
         scale: Factor on the scores; None for 1 / sqrt(head_dim).
-        position_bias: A bias of the scores of this layer, instead of the mask's bias, which all layers share.
 
     Attributes:
         heads: Numbers of the heads, without pruned ones; under tensor parallelism, of this process.
@@ -55,7 +53,6 @@ class _MultiHeadAttention(nn.Module):
         bias: bool = True,
         dropout: float = 0.0,
         scale: float | None = None,
-        position_bias: PositionBias | None = None,
     ) -> None:
         super().__init__()
         self.num_heads = self.initial_num_heads = num_heads
@@ -64,7 +61,6 @@ class _MultiHeadAttention(nn.Module):
         self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
         self.scale = self.head_dim**-0.5 if scale is None else scale
         self.attention_dropout = dropout
-        self.position_bias = position_bias
         self.out_proj = nn.Linear(self.inner_size, hidden_size, bias=bias)
 
     @property
@@ -98,11 +94,9 @@ class _MultiHeadAttention(nn.Module):
         key_layout: Layout | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         spec = mask if isinstance(mask, MaskSpec) else mask.spec
-        bias = spec.bias if self.position_bias is None else self.position_bias
-        if bias is not None and (self.bias_gates is not None or self.num_heads < self.initial_num_heads):
-            bias = BiasOfHeads(bias, self.heads, self.bias_gates)
-        if bias is not spec.bias:
-            mask = replace(spec, bias=bias)
+        has_other_heads = self.bias_gates is not None or self.num_heads < self.initial_num_heads
+        if spec.bias is not None and has_other_heads:
+            mask = replace(spec, bias=BiasOfHeads(spec.bias, self.heads, self.bias_gates))
         dropout = self.attention_dropout if self.training else 0.0
         if isinstance(layout, TracedLayout):
             # imported here: operators with gradients are only defined where a graph is compiled

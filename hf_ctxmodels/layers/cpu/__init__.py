@@ -1,1 +1,1 @@
-"""Fast paths on CPUs: linear layers by oneDNN, and dropout kernels."""
+"""Fast paths on CPUs: linear layers by oneDNN, dropout kernels, and relative attention."""

@@ -270,11 +270,8 @@ class PrepackedWeight:
         self._state = _weight_state(weight)
         self._copy = prepack_weight(weight)
 
-    def __deepcopy__(self, memo: Any) -> None:
-        """None: the copy of a layer has no prepacked weight."""
-
     def __reduce__(self) -> Any:
-        return type(None), ()
+        return type(None), ()  # the copy of a layer has no prepacked weight
 
     def get(self, layer: nn.Linear) -> Tensor | None:
         """The copy; None if the weight of the layer has changed, except by `.data`, which frees the copy."""

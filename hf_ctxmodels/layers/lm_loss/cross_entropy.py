@@ -121,20 +121,18 @@ def chunked_cross_entropy(
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
-    *,
-    reduction: str = "mean",
     row_weights: Tensor | None = None,
 ) -> Tensor:
-    """Cross-entropy of a linear decoder, computed a chunk of rows at a time.
+    """Cross-entropy of a linear decoder, summed over rows and computed a chunk of rows at a time.
 
-    Equal to `F.cross_entropy(F.linear(hidden_states, weight, bias), targets)`, but with the logits and their gradient
-    for one chunk of rows only: the forward pass computes the gradients with the chunk's logits, without recomputation.
+    Equal to `F.cross_entropy(F.linear(hidden_states, weight, bias), targets, reduction="sum")`, but with the logits and
+    their gradient for one chunk of rows only: the forward pass computes the gradients with the chunk's logits, without
+    recomputation.
 
     Args:
         hidden_states: (rows, width).
         weight, bias: (vocabulary, width), and (vocabulary,) or None.
         targets: (rows,) ids, without ignored ones.
-        reduction: "mean" or "sum". The mean of an empty batch is 0.
         row_weights: (rows,) float32 factor of each row's loss, without a gradient; None for 1.
     """
     if is_compiled():
@@ -146,7 +144,7 @@ def chunked_cross_entropy(
         total, _, _ = _ChunkedCrossEntropy.apply(
             hidden_states, weight, bias, targets, None, torch.is_grad_enabled(), row_weights
         )
-    return total / max(targets.numel(), 1) if reduction == "mean" else total
+    return total
 
 
 def _weighted_cross_entropy(logits: Tensor, targets: Tensor, row_weights: Tensor | None) -> Tensor:
@@ -159,13 +157,11 @@ def _weighted_cross_entropy(logits: Tensor, targets: Tensor, row_weights: Tensor
 def summed_cross_entropy(
     decoder: nn.Module, hidden_states: Tensor, targets: Tensor, row_weights: Tensor | None = None
 ) -> Tensor:
-    """`chunked_cross_entropy` of a linear layer with reduction "sum"; a replacement, such as an adapter, is called."""
+    """`chunked_cross_entropy` of a linear layer; a replacement, such as an adapter, is called."""
     hidden_states, decoder = split_low_rank(hidden_states, decoder)
     if not is_plain_linear(decoder):
         return _weighted_cross_entropy(decoder(hidden_states), targets, row_weights)
-    return chunked_cross_entropy(
-        hidden_states, decoder.weight, decoder.bias, targets, reduction="sum", row_weights=row_weights
-    )
+    return chunked_cross_entropy(hidden_states, decoder.weight, decoder.bias, targets, row_weights)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

@@ -17,7 +17,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.core.adapter_support import untie_adapted_embeddings
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host, select_true, set_host_copy
-from hf_ctxmodels.core.inputs import check_ids
+from hf_ctxmodels.core.inputs import check_ids, padding_mask_or_none
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, build_mlm_head, mean_over_targets, validate_targets
 from hf_ctxmodels.heads.base import mask_of_targets
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
@@ -203,8 +203,8 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             )
         if token_labels is None:
             token_labels = on_host(torch.where, masked, labels, input_ids)
-            for mask in (attention_mask, sequence_ids):
-                if mask is not None and mask.dim() == 2:
+            for mask in (padding_mask_or_none(attention_mask), sequence_ids):
+                if mask is not None:
                     token_labels = on_host(
                         lambda targets, tokens: targets.masked_fill(tokens == 0, IGNORE_INDEX), token_labels, mask
                     )

@@ -21,7 +21,7 @@ class CtxElmoConfig(CtxCharacterConfig):
         num_languages: Above 0 for a polyglot model (Mulcaire et al. 2019, arXiv 1902.09697).
         num_mixes: Number of scalar mixes of the layers; task heads take their concatenation (section 3.3).
         mix_layer_norm: Whether layers are normalized before mixing.
-        mix_decay: Weight of the mixes' squared distance from the average in a task head's loss (section 3.4).
+        mix_decay: Weight of the mixes' squared distance from the average in a task head's loss (section 3.3).
         pretrained_embeddings: Word vectors that task heads concatenate with the mixes (section 3.3).
         pooling: Pooling of a sequence: "mean" of its states, or "mean+max", twice as wide.
         text_pairs: Whether sequence classification encodes the two texts of a pair separately, and classifies the

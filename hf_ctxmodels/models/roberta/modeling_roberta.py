@@ -8,7 +8,7 @@ from transformers.core_model_loading import WeightRenaming, WeightTransform
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
-from hf_ctxmodels.core.inputs import cumulative_token_counts
+from hf_ctxmodels.core.inputs import cumulative_token_counts, padding_mask_or_none
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.weights import LEGACY_NORM_RENAMINGS, POST_NORM_RENAMINGS, decoder_bias, fused_projections
 from hf_ctxmodels.layers.pooling import token_mask
@@ -52,8 +52,7 @@ class CtxRobertaModel(TransformerEncoder, CtxRobertaPreTrainedModel):
         The masks and the padding token define the padding. transformers uses the token only, so that `inputs_embeds`
         with left padding, and other ids at masked columns, have wrong positions there.
         """
-        padding_only = attention_mask is not None and attention_mask.dim() == 2
-        tokens = token_mask(words, attention_mask if padding_only else None, sequence_ids)
+        tokens = token_mask(words, padding_mask_or_none(attention_mask), sequence_ids)
         if not words.is_floating_point():
             tokens = tokens & (words != self.config.pad_token_id)
         return cumulative_token_counts(tokens, sequence_ids) * tokens + self.config.pad_token_id

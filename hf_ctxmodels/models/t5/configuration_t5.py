@@ -23,7 +23,7 @@ class CtxT5Config(CtxTransformerConfig):
         decoder_layers: None for `num_hidden_layers`.
         head_dim: Width of a head, independent of `hidden_size`.
         hidden_act: Activation of the feed-forward layer. With the prefix "gated-" it gates a second linear layer, and
-            "gelu" is the tanh approximation, as in the release (section 2.1 of Shazeer 2020).
+            "gelu" is the tanh approximation, as in the release (section 2 of Shazeer 2020).
         clamp_half_precision: In float16, clamp infinite values of the feed-forward layers and of the residual stream to
             the largest finite value. The released weights overflow there; bfloat16 needs no clamp.
         hidden_dropout_prob: Dropout after the embeddings, the activation, each sub-layer and the final norms.

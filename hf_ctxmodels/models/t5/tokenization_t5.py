@@ -1,4 +1,4 @@
-"""SentencePiece tokenizer of T5 (Raffel et al. 2020, section 2.2.1) with the sentinels of its objective (figure 2)."""
+"""SentencePiece tokenizer of T5 (Raffel et al. 2020, section 3.1.3) with the sentinels of its objective (figure 2)."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar

@@ -11,7 +11,7 @@ from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import ModelOutput
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
@@ -91,7 +91,6 @@ class CtxTransformerXLModel(SegmentRecurrence, CtxTransformerXLPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @merge_with_config_defaults
     @can_return_tuple
     def forward(
         self,

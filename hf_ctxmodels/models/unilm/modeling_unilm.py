@@ -118,7 +118,7 @@ class CtxUniLMForPreTraining(CtxUniLMPreTrainedModel, bert.CtxBertForPreTraining
 
 
 class CtxUniLMForConditionalGeneration(QueryForConditionalGeneration, CtxUniLMHeadModel, GenerationMixin):
-    """UniLM that generates a target from a source (section 2.4): the state of a mask token predicts the next token.
+    """UniLM that generates a target from a source (section 2.5): the state of a mask token predicts the next token.
 
     Fine-tuning, as published, predicts masked tokens of the target, `masked_target_ids`. With only `decoder_input_ids`
     or `labels`, every token is predicted as in `generate`: from a mask token after the tokens before it.

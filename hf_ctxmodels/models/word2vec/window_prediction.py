@@ -178,9 +178,8 @@ def _summed_softmax_loss(blocks: Blocks, predictors: Tensor, outputs: Tensor) ->
     has_labels = num_labels > 0
     states, num_labels = predictors[has_labels], num_labels[has_labels]
     targets = torch.zeros(len(states), dtype=torch.long, device=states.device)
-    normalizers = chunked_cross_entropy(
-        states, outputs, None, targets, reduction="sum", row_weights=num_labels.float()
-    ) + torch.dot(states @ outputs[0], num_labels.to(states.dtype))
+    normalizers = chunked_cross_entropy(states, outputs, None, targets, num_labels.float())
+    normalizers = normalizers + torch.dot(states @ outputs[0], num_labels.to(states.dtype))
     scores = torch.bmm(predictors, F.embedding(blocks.columns, outputs).transpose(1, 2))
     return normalizers - (scores * blocks.weights).sum().float()
 

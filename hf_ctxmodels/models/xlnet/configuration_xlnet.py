@@ -15,7 +15,7 @@ class CtxXLNetConfig(CtxTransformerConfig):
     There is no maximum length: positions are relative. See `CtxTransformerConfig` for the other arguments.
 
     Args:
-        hidden_size: Width of the residual stream; an even multiple of `num_attention_heads`.
+        hidden_size: Width of the residual stream; an even number and a multiple of `num_attention_heads`.
         hidden_dropout_prob: Dropout after the embeddings, within and after the feed-forward layer, and after attention.
         attention_probs_dropout_prob: Dropout on attention probabilities; `None` means `hidden_dropout_prob`, the only
             rate of transformers.

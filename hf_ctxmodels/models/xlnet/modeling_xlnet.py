@@ -25,7 +25,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import ModelOutput
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.attention_heads import prune_projections, select_slices
@@ -202,7 +202,6 @@ class CtxXLNetModel(SegmentRecurrence, CtxXLNetPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @merge_with_config_defaults
     @can_return_tuple
     def forward(
         self,
