@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from hf_ctxmodels.core.caches import RecurrentCache, check_recurrent_cache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import is_traced, on_host
-from hf_ctxmodels.core.inputs import check_rows, sequence_numbers
+from hf_ctxmodels.core.inputs import check_no_empty_rows, sequence_numbers
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences, concat_directions
@@ -78,7 +78,7 @@ def prepare_inputs(
     words = model.check_input_of_any_length(input_ids, inputs_embeds, attention_mask, width, **masks)
     tokens = token_mask(words, attention_mask, sequence_ids)
     if not is_traced(words):
-        check_rows(tokens)
+        check_no_empty_rows(tokens)
     sequences = None if sequence_ids is None else on_host(sequence_numbers, sequence_ids)
     return CheckedInputs(words, input_ids is not None, tokens, sequences, model.config.unpad)
 

@@ -157,7 +157,7 @@ class LayerStack(nn.Module):
         if limit is not None:
             check_ids("position_ids", position_ids, limit, "max_position_embeddings")
         if position_ids is None:
-            position_ids = default_positions(words, attention_mask, sequence_ids, past_length)
+            position_ids = token_positions(words, attention_mask, sequence_ids, past_length)
         embedding_ids = self.extra_embedding_ids(words, kwargs) | {"position_ids": position_ids.expand(words.shape[:2])}
         kwargs |= output_flags
         layout = build_layout(words, attention_mask, sequence_ids, self.config, past_key_values=cache, **kwargs)
@@ -224,7 +224,7 @@ def build_memory(source: EncodedSource, layout: Layout, cache: Cache | None) -> 
     return Memory(memory_layout.pack(states), memory_layout, BIDIRECTIONAL, targets_per_source)
 
 
-def default_positions(
+def token_positions(
     words: Tensor, attention_mask: Any, sequence_ids: Tensor | None, past_length: int | Tensor
 ) -> Tensor:
     """(batch, length) number of tokens before each token in its sequence, 0 at leading padding.

@@ -14,8 +14,8 @@ from hf_ctxmodels.architectures.transformer_decoder import (
     EncodedSource,
     build_memory,
     check_cache,
-    default_positions,
     mask_of_inputs,
+    token_positions,
 )
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, cumulative_token_counts
@@ -168,7 +168,7 @@ class TransformerEncoder(CtxPreTrainedModel):
             self.config.max_sequence_length,
         )
         if position_ids is None and self.is_decoder:
-            counts = default_positions(words, attention_mask, sequence_ids, past_length)
+            counts = token_positions(words, attention_mask, sequence_ids, past_length)
             position_ids = counts + self.config.first_position
         elif position_ids is None:
             position_ids = self.default_positions(words, attention_mask, sequence_ids)

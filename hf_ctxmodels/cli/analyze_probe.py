@@ -32,7 +32,7 @@ from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
-from hf_ctxmodels.data.files import check_file
+from hf_ctxmodels.data.files import require_file
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 
 ESSENTIAL = ("model", "tasks", "train_file", "dev_file", "test_file", "output_dir")
@@ -87,7 +87,7 @@ class ProbeArguments(OutputArguments):
         if "none" in self.controls and len(self.controls) > 1:
             raise CtxError("none cannot be combined.", location="--controls", hint="remove it, or the others.")
         for file in filter(None, (self.train_file, self.dev_file, self.test_file)):
-            check_file(file)
+            require_file(file)
 
     def layer_numbers(self) -> list[int] | None:
         """The layers; None for all."""

@@ -24,7 +24,7 @@ from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
-from hf_ctxmodels.data.files import check_file
+from hf_ctxmodels.data.files import require_file
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.multitask.task_list import KINDS
 from hf_ctxmodels.downstream.tasks import QuestionAnswering, Seq2Seq, TaskArguments
@@ -95,7 +95,7 @@ def main() -> None:
         description=__doc__,
         essential=("model", "input", "output"),
     )
-    check_file(arguments.input)
+    require_file(arguments.input)
     if arguments.output is not None:
         check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=(arguments.input,))
     score_lines = []

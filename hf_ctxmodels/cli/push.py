@@ -9,9 +9,9 @@ from pathlib import Path
 
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.flags import REQUIRED, flag
+from hf_ctxmodels.core.output_files import check_output_directory
 from hf_ctxmodels.hub.repository import (
     CARD_FILE,
-    check_repository_directory,
     describe_files,
     push_files,
     repository_files,
@@ -39,7 +39,8 @@ def main() -> None:
     (arguments,) = parse_arguments(PushArguments, description=__doc__)
     if arguments.output_dir is not None:  # before the model is opened
         names = ("config.json", CARD_FILE)
-        check_repository_directory(names, arguments.output_dir, arguments.model, overwrite=arguments.overwrite)
+        directory, overwrite = arguments.output_dir, arguments.overwrite
+        check_output_directory(directory, names, flag="--output_dir", overwrite=overwrite, model=arguments.model)
     files = repository_files(Path(arguments.model), arguments.repo_id)
     print(describe_files(files))
     if arguments.dry_run:

@@ -32,7 +32,7 @@ from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import write_text_file
-from hf_ctxmodels.data.files import check_file
+from hf_ctxmodels.data.files import require_file
 from hf_ctxmodels.data.table_files import read_table
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments, check_adapters, replace_lowest_adapter
@@ -133,7 +133,7 @@ class TransferArguments:
     def find(self, entry: str, split: str) -> LanguageFile:
         """The file of an entry CODE or CODE=FILE of the task; see `LanguageFile.find`."""
         source = LanguageFile.find(entry.strip(), self.task, split, self.data_dir)
-        check_file(source.file)
+        require_file(source.file)
         return source
 
 

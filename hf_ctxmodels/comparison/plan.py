@@ -104,18 +104,18 @@ class Plan:
     """
 
     dataset: list[str]
-    validation_fraction: float = 0.02
+    validation_fraction: float
     vocab_size: int
     word_vocab_size: int
-    tokenizer_bytes: int | None = None
+    tokenizer_bytes: int | None
     budget: dict[str, float]
-    checkpoints: int = 4
-    seeds: list[int] = field(default_factory=lambda: [0])
+    checkpoints: int
+    seeds: list[int]
     variants: list[Variant]
     contrasts: dict[str, tuple[str, str]] = field(default_factory=dict)
     excluded: dict[str, str] = field(default_factory=dict)
     measures: list[Measure]
-    accelerate: dict[str, str] | None = None
+    accelerate: dict[str, str] | None
 
     def check_measures(self) -> None:
         """Read the files of all measures, before any work; raises CtxError for an invalid file, column or option."""

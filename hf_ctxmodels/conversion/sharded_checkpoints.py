@@ -9,20 +9,19 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from hf_ctxmodels.conversion.released_files import Conversion
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
-from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory, wrap_write_errors
+from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.training.checkpoint_files import damaged_files, move_files, temporary_path
 from hf_ctxmodels.training.sharded_checkpoints import is_sharded, merge_checkpoint
 
 
-@dataclass
-class CheckpointConversion:
+@dataclass(kw_only=True)
+class CheckpointConversion(Conversion):
     """Arguments of the conversion."""
 
     checkpoint: str = flag(REQUIRED, "Checkpoint directory of a run with FSDP.")
-    output: str = flag(REQUIRED, "Directory for the model and its tokenizer.")
-    overwrite: bool = flag(False, "Replace an existing model in --output.")
 
     def run(self) -> None:
         """Merge, and print a summary.
@@ -32,8 +31,7 @@ class CheckpointConversion:
         """
         checkpoint, output = Path(self.checkpoint), Path(self.output)
         location = f"--checkpoint {checkpoint}"
-        files = (*MODEL_FILES, *TOKENIZER_FILES)
-        check_output_directory(output, files, flag="--output", overwrite=self.overwrite)
+        self.check_output()
         if not is_sharded(checkpoint):
             raise CtxError(
                 "The directory is not a sharded checkpoint.",

@@ -163,19 +163,19 @@ def select_heads(model: nn.Module, heads: HeadSelection) -> list[tuple[Attention
         if name not in layers:
             raise CtxError(
                 f"{type(model).__name__} has no attention in a layer {name!r}.",
-                hint=f"use one of {_list(layers)}.",
+                hint=f"use one of {_abbreviated(layers)}.",
             )
         numbers = set(numbers)
         if unknown := sorted(numbers - set(layers[name].heads)):
             raise CtxError(
                 f"Layer {name} of {type(model).__name__} has no head {', '.join(map(str, unknown))}.",
-                hint=f"use heads among {_list(layers[name].heads)}.",
+                hint=f"use heads among {_abbreviated(layers[name].heads)}.",
             )
         selected.setdefault(name, set()).update(numbers)
     return [(layers[name], tuple(sorted(numbers))) for name, numbers in selected.items() if numbers]
 
 
-def _list(values: Iterable[Any]) -> str:
+def _abbreviated(values: Iterable[Any]) -> str:
     names = [str(value) for value in values]
     return ", ".join(names if len(names) <= 12 else [*names[:6], "...", *names[-3:]])
 
@@ -244,7 +244,7 @@ def check_shared_layers(model: nn.Module, selected: list[tuple[AttentionLayer, t
         sharing = [name for name, module in layers.items() if module.out_proj is layer.out_proj]
         if any(numbers_by_name.get(name) != numbers for name in sharing):
             raise CtxError(
-                f"The layers {_list(sharing)} of {type(model).__name__} share their weights.",
+                f"The layers {_abbreviated(sharing)} of {type(model).__name__} share their weights.",
                 hint="select the same heads in all of them, or use disabled_heads.",
             )
 

@@ -242,7 +242,7 @@ def nonzero_in_all(*masks: Tensor | None) -> Tensor | None:
     return on_host(combine, *available_masks) if available_masks else None
 
 
-def check_rows(tokens: Tensor) -> None:
+def check_no_empty_rows(tokens: Tensor) -> None:
     """Raise CtxError if a row of (batch, length) bool has no token."""
     has_token = host_copy(tokens).any(1)
     if not bool(has_token.all()):

@@ -30,6 +30,7 @@ _ELLIPSIS = "..."
 _CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 _POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 SPAN_SENTENCES = 3
+_MAX_WORD_LENGTH = 1000
 
 RULES = {
     "long_words": "lines with a word of more than 1,000 characters",
@@ -59,7 +60,6 @@ class CleaningRules:
         skip: Names of `RULES` that are disabled; "bad_words" and "language" are off without a list or a language.
         min_words: Minimum number of words in a line.
         min_sentences: Minimum number of sentences in a document, before and after duplicates are removed.
-        max_word_length: Longest word in characters.
         bad_words: Words or phrases; they match without regard to case, but not within words.
         is_in_language: Tells whether a text is in the language, see `LanguageFilter`.
     """
@@ -67,19 +67,17 @@ class CleaningRules:
     skip: Sequence[str] = ()
     min_words: int = 5
     min_sentences: int = 3
-    max_word_length: int = 1000
     bad_words: Sequence[str] = ()
     is_in_language: Callable[[str], bool] | None = None
 
     def __post_init__(self) -> None:
         if unknown := sorted(set(self.skip) - set(RULES)):
             raise CtxError(f"Unknown rule {unknown[0]!r}.", hint=f"use one of: {', '.join(RULES)}.")
-        check_range(self, "min_words", "min_sentences", "max_word_length", at_least=1)
+        check_range(self, "min_words", "min_sentences", at_least=1)
         self.active = frozenset(RULES) - set(self.skip)
-        fewest = self.min_words
         checks: dict[str, Callable[[str, str], object]] = {
             "end_marks": lambda line, lower: not line.endswith(END_MARKS) or line.endswith(_ELLIPSIS),
-            "short_lines": lambda line, lower: len(line.split()) < fewest,
+            "short_lines": lambda line, lower: len(line.split()) < self.min_words,
             "lorem_ipsum": lambda line, lower: "lorem ipsum" in lower,
             "javascript": lambda line, lower: "javascript" in lower,
             "brackets": lambda line, lower: "{" in line,
@@ -116,7 +114,7 @@ class CleaningRules:
         return remaining
 
     def _has_long_word(self, line: str) -> bool:
-        return len(line) > self.max_word_length and any(len(word) > self.max_word_length for word in line.split())
+        return len(line) > _MAX_WORD_LENGTH and any(len(word) > _MAX_WORD_LENGTH for word in line.split())
 
     def removing_rule(self, lines: Sequence[str], num_sentences: int) -> str | None:
         """The rule that removes a document with these lines, or None."""

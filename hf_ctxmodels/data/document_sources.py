@@ -22,14 +22,13 @@ from hf_ctxmodels.data.documents import (
     Reader,
     TextWithCode,
     TextWithUnits,
+    group_by_size,
     group_chunks,
     split_sentences,
 )
 from hf_ctxmodels.data.files import (
     DataFile,
-    check_file,
     compression_suffix,
-    file_info,
     file_name,
     file_suffix,
     is_directory,
@@ -37,7 +36,7 @@ from hf_ctxmodels.data.files import (
     is_url,
     local_path,
     match_files,
-    missing_file_error,
+    require_file,
 )
 from hf_ctxmodels.data.news_files import EXAMPLE_ARTICLE, read_articles
 from hf_ctxmodels.data.table_files import read_table
@@ -181,7 +180,7 @@ def load_documents(
         tag = "" if tag == NONE else f"{tag} "
         readers: list[SizedReader]
         if translation != NONE:
-            text, translated = files = [_existing_file(path) for path in (dataset, translation)]
+            text, translated = files = [require_file(path) for path in (dataset, translation)]
             name = " with ".join(file_name(file.path) for file in files)
             sizes = [file.size for file in files]
             num_bytes = None if None in sizes else sum(size or 0 for size in sizes)
@@ -200,15 +199,6 @@ def load_documents(
     return Documents(
         ", ".join(names), group_chunks(chunks), tuple(names), skip_empty=skip_empty, max_documents=max_documents
     )
-
-
-def _existing_file(path: str) -> DataFile:
-    """A file with its size; raises CtxError if there is none."""
-    path = local_path(path)
-    file = file_info(path)
-    if file is None:
-        raise missing_file_error(path)
-    return file
 
 
 def _open(
@@ -233,7 +223,7 @@ def _open(
                 location=table,
                 hint="name the columns of two texts and a label: FILE=FIRST,SECOND,LABEL.",
             )
-        file = _existing_file(table)
+        file = require_file(table)
         return file_name(table), [(partial(_labeled_pairs, table, names), file.size)]
     has_files = is_pattern(path) or document_suffix(path) in FILE_SUFFIXES or os.path.isfile(path)
     if has_files and (is_pattern(path) or not is_directory(path)):
@@ -245,7 +235,7 @@ def _open(
         if files:
             return name, _document_readers(name, files, columns, separator, is_directory=True)
     elif is_url(path):
-        check_file(path)
+        require_file(path)
         raise _suffix_error(path, FILE_SUFFIXES, "use such a file or a directory")
     return dataset, _hub_readers(dataset, split, columns, config_name, streaming)
 
@@ -308,16 +298,8 @@ def _group_files(
     files: Sequence[DataFile], read_range: Callable[[FileRange], Iterator[list[str]]], has_ranges: bool = True
 ) -> list[SizedReader]:
     """Readers of consecutive files of up to `PART_BYTES` together, and of ranges of larger files."""
-    groups: list[list[DataFile]] = [[]]
-    size = 0
-    for file in files:
-        size += file.size or 0
-        if size > PART_BYTES:
-            groups.append([])
-            size = file.size or 0
-        groups[-1].append(file)
     readers: list[SizedReader] = []
-    for group in filter(None, groups):
+    for group in group_by_size(files, lambda file: file.size):
         file, size = group[0], sum(file.size or 0 for file in group)
         is_divisible = file.has_ranges and not compression_suffix(file.path)
         is_divisible &= has_ranges or document_suffix(file.path) != ".txt"
@@ -392,7 +374,7 @@ def _directory_files(directory: str, split: str, config_name: str | None) -> lis
             hint=f"pass a quoted pattern, such as --dataset '{directory}/*{main_suffix}'.",
         )
     paths = sorted(files[split], key=lambda file: PurePosixPath(file))
-    return [_existing_file(path) for path in paths]
+    return [require_file(path) for path in paths]
 
 
 def _match_documents(dataset: str, suffixes: Sequence[str], hint: str) -> tuple[str, list[DataFile]]:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, groupby, islice
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.seeding import Purpose, generator
 
+Item = TypeVar("Item")
 Reader = Callable[[], Iterator[list[str]]]
 """Opens a source and yields its documents as lists of paragraphs."""
 
@@ -116,17 +117,24 @@ class Part:
         return sum(chunk.num_bytes or 0 for chunk in self.chunks)
 
 
+def group_by_size(items: Iterable[Item], size_of: Callable[[Item], int | None]) -> list[list[Item]]:
+    """Groups of consecutive items of up to `PART_BYTES` together; an unknown size counts as 0."""
+    groups: list[list[Item]] = []
+    total = 0
+    for item in items:
+        size = size_of(item) or 0
+        total += size
+        if not groups or total > PART_BYTES:
+            groups.append([])
+            total = size
+        groups[-1].append(item)
+    return groups
+
+
 def group_chunks(chunks: Iterable[Chunk]) -> tuple[Part, ...]:
     """Consecutive chunks as parts of up to `PART_BYTES`; the documents of part p are numbered from `p << 32` on, so
     that they can be numbered without reading the parts before."""
-    groups: list[list[Chunk]] = []
-    size = 0
-    for chunk in chunks:
-        size += chunk.num_bytes or 0
-        if not groups or size > PART_BYTES:
-            groups.append([])
-            size = chunk.num_bytes or 0
-        groups[-1].append(chunk)
+    groups = group_by_size(chunks, lambda chunk: chunk.num_bytes)
     return tuple(Part(number * _NUMBERS_PER_PART, tuple(group)) for number, group in enumerate(groups))
 
 

@@ -117,11 +117,13 @@ def missing_file_error(path: str) -> CtxError:
     return CtxError("No such file.", location=path, hint="use the path of a data file, or `demo`.")
 
 
-def check_file(path: str | Path) -> None:
-    """Raise CtxError unless the file exists."""
+def require_file(path: str | Path) -> DataFile:
+    """A file with its size; raises CtxError if there is none."""
     path = local_path(path)
-    if not (file_info(path) if is_url(path) else Path(path).is_file()):
+    file = file_info(path)
+    if file is None:
         raise missing_file_error(path)
+    return file
 
 
 def file_info(path: str) -> DataFile | None:

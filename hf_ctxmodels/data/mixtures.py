@@ -63,21 +63,15 @@ class Mixture(Dataset, ABC):
 class RoundRobinMixture(Mixture):
     """Batches of one dataset each, in a fixed cycle (Clark et al. 2018, section 3.1: labeled, unlabeled, ...).
 
-    An epoch is a pass over the first dataset. `order` is the cycle, as indices of datasets; by default each once.
+    An epoch is a pass over the first dataset.
     """
 
-    def __init__(self, datasets: Sequence[Any], order: Sequence[int] | None = None) -> None:
-        super().__init__(datasets)
-        self.order = list(range(len(datasets)) if order is None else order)
-        if sorted(set(self.order)) != list(range(len(datasets))):
-            raise CtxError(f"order={self.order} for {len(datasets)} datasets.", hint="use the index of each dataset.")
-
     def __len__(self) -> int:
-        return len(self.datasets[0]) * len(self.order) // self.order.count(0)
+        return len(self.datasets[0]) * len(self.datasets)
 
     def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """See `Mixture.choose`."""
-        return np.asarray(self.order)[numbers % len(self.order)]
+        """(n,) index of the dataset of each choice: its position in the cycle."""
+        return numbers % len(self.datasets)
 
 
 class SampledMixture(Mixture):
@@ -117,7 +111,7 @@ class SampledMixture(Mixture):
         self.probabilities = weights / weights.sum()
 
     def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """See `Mixture.choose`."""
+        """(n,) random datasets, one for each step or example; those with a period at its multiples."""
         steps = numbers if self.is_per_example else numbers // batches_per_step
         choices = sample_choices(steps, self.probabilities, seed)
         for dataset, period in self.periods.items():
@@ -154,7 +148,7 @@ class ScheduledMixture(Mixture):
         self.last_stage_steps = len(orders[-1])
 
     def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """See `Mixture.choose`."""
+        """(n,) the datasets of the steps, in the order of the stages; the last stage is repeated."""
         steps = numbers // batches_per_step
         earlier_stages = len(self.order) - self.last_stage_steps
         repeated = earlier_stages + (steps - earlier_stages) % self.last_stage_steps
@@ -185,7 +179,7 @@ class EpochMixture(Mixture):
         """(steps of an epoch,) the index of the dataset of each step."""
 
     def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """See `Mixture.choose`."""
+        """(n,) the datasets of the steps, in the order of each epoch."""
         epochs, steps = np.divmod(numbers // batches_per_step, self.steps.sum())
         choices = np.empty(len(numbers), dtype=np.int64)
         for epoch in np.unique(epochs).tolist():
@@ -200,7 +194,7 @@ class ShuffledMixture(EpochMixture):
     """All steps of all datasets, shuffled (Liu et al. 2019, arXiv 1901.11504, algorithm 1)."""
 
     def order(self, epoch: int, seed: int) -> np.ndarray:
-        """See `EpochMixture.order`."""
+        """(steps of an epoch,) all steps of all datasets, shuffled."""
         datasets = np.repeat(np.arange(len(self.steps)), self.steps)
         return generator(seed, epoch, 0, Purpose.MIXTURE).permutation(datasets)
 
@@ -233,7 +227,7 @@ class ReweightedMixture(EpochMixture):
         return weights / weights.sum()
 
     def order(self, epoch: int, seed: int) -> np.ndarray:
-        """See `EpochMixture.order`."""
+        """(steps of an epoch,) datasets sampled with the probabilities of the epoch."""
         steps = int(self.steps.sum())
         return sample_choices(np.arange(epoch * steps, (epoch + 1) * steps), self.probabilities(epoch), seed)
 
@@ -255,7 +249,7 @@ class UnlabeledMixture(Mixture):
         return 2 * len(self.labeled)
 
     def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """See `Mixture.choose`."""
+        """(n,) the datasets of the labeled mixture, and unlabeled examples in every second step."""
         steps, batches = np.divmod(numbers, batches_per_step)
         labeled = self.labeled.choose(steps // 2 * batches_per_step + batches, seed, batches_per_step)
         return np.where(steps % 2 == 0, labeled, len(self.datasets) - 1)
@@ -277,5 +271,5 @@ class SampledStream(ExampleStream):
                 yield {**example, "example_index": example["example_index"] * len(streams) + choice}
 
     def part_streams(self) -> list[list[ExampleStream]]:
-        """See `ExampleStream.part_streams`."""
+        """The streams of the parts of each stream."""
         return [streams for stream in self.streams for streams in stream.part_streams()]

@@ -46,7 +46,7 @@ class PaddingCollator(ABC):
         """A batch: exactly the arguments of the head's `forward`. The class documents the columns of features."""
 
     def __call__(self, features: list[dict[str, Any]]) -> CollatedBatch:
-        """See `collate`."""
+        """Collate features into a batch that can be copied to a device."""
         return CollatedBatch(self.collate(features))
 
     def pad_inputs(self, sequences: Sequence[np.ndarray], multiple: int | None = None) -> tuple["RowPadder", Batch]:

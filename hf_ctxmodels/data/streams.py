@@ -59,7 +59,7 @@ class ShuffledStream(EndlessStream):
     def arrange(
         self, examples: Iterator[dict[str, Any]], epoch: int, part_number: int | None = None
     ) -> Iterator[dict[str, Any]]:
-        """See `EndlessStream.arrange`."""
+        """The examples in the order in which they leave the buffer at random positions."""
         rng = generator(self.seed, epoch, part_number or 0, Purpose.ORDER)
         buffer: list[dict[str, Any]] = []
         for example in examples:
@@ -94,7 +94,8 @@ class ContiguousStream(EndlessStream):
     def arrange(
         self, examples: Iterator[dict[str, Any]], epoch: int, part_number: int | None = None
     ) -> Iterator[dict[str, Any]]:
-        """See `EndlessStream.arrange`; raises CtxError if the examples of the whole text do not fill a step."""
+        """The examples of each step, one of each row; raises CtxError if the whole text has fewer examples than a step
+        has rows."""
         total = 0
         while block := list(islice(examples, self.contiguous_rows * self.stretch)):
             total += len(block)

@@ -32,7 +32,7 @@ class ExactSearch:
     """Compare all vectors, in chunks."""
 
     def __call__(self, queries: Tensor, vectors: Tensor, neighbors: int) -> tuple[Tensor, Tensor]:
-        """See `Search`."""
+        """Exact inner products and indices, as in `Search`."""
         chunks = queries.split(max(1, _MAX_COSINES // len(vectors)))
         results = [(chunk @ vectors.T).topk(min(neighbors, len(vectors)), dim=1) for chunk in chunks]
         return torch.cat([result.values for result in results]), torch.cat([result.indices for result in results])
@@ -50,7 +50,7 @@ class FaissSearch:
     parameters: str = flag("", "Parameters of the search, such as efSearch=64 or nprobe=32.")
 
     def __call__(self, queries: Tensor, vectors: Tensor, neighbors: int) -> tuple[Tensor, Tensor]:
-        """See `Search`."""
+        """Inner products and indices from the index, as in `Search`."""
         try:
             import faiss
         except ImportError as error:

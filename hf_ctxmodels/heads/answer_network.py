@@ -8,7 +8,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, on_host
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import linear
-from hf_ctxmodels.layers.pooling import attend, pair_features, token_mask
+from hf_ctxmodels.layers.pooling import attention_pooling, pair_features, token_mask
 
 
 class AnswerNetwork(nn.Module):
@@ -55,13 +55,13 @@ class AnswerNetwork(nn.Module):
                 location="token_type_ids",
                 hint="pass pairs, with token_type_ids 0 in the first and 1 in the second text; or set answer_steps=0.",
             )
-        state = attend(linear(self.start, states).mT, states, second[:, None])[:, 0]
+        state = attention_pooling(linear(self.start, states).mT, states, second[:, None])[:, 0]
         context, predictions = None, []
         for _ in range(self.steps):
             if context is not None:
                 state = self._gru(context, self.dropout(state))
             query = linear(self.attention, state)
-            context = attend((states @ query[..., None]).mT, states, first[:, None])[:, 0]
+            context = attention_pooling((states @ query[..., None]).mT, states, first[:, None])[:, 0]
             logits = linear(self.classifier, self.dropout(pair_features(state, context)))
             predictions.append(logits.float().log_softmax(-1))
         return self._average(torch.stack(predictions, 1))

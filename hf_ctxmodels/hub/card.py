@@ -173,7 +173,7 @@ def _card_data(name: str, family: FamilySpec, auto_class: str, summary: Training
                 metric_value=value,
             )
             for metric, value in summary.metrics.items()
-            if not metric.startswith(("baseline_", "upper_bound_"))
+            if not metric.startswith(_BASELINES)
         ]
     return data
 

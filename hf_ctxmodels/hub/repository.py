@@ -3,7 +3,7 @@ the card, and their upload in one commit."""
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from httpx2 import HTTPError
@@ -46,14 +46,9 @@ def describe_files(files: Mapping[str, str | bytes]) -> str:
     return "\n".join(lines)
 
 
-def check_repository_directory(names: Iterable[str], output_dir: str, model: str, *, overwrite: bool = False) -> None:
-    """Raise CtxError if the output directory is the model's, or has one of the named files and `overwrite` is false."""
-    check_output_directory(output_dir, names, flag="--output_dir", overwrite=overwrite, model=model)
-
-
 def write_files(files: Mapping[str, str | bytes], output_dir: str, model: str, *, overwrite: bool = False) -> None:
-    """Write `repository_files` of a model to a directory; raises CtxError as `check_repository_directory`."""
-    check_repository_directory(files, output_dir, model, overwrite=overwrite)
+    """Write `repository_files` of a model to a directory; raises CtxError as `check_output_directory`."""
+    check_output_directory(output_dir, files, flag="--output_dir", overwrite=overwrite, model=model)
     directory = Path(output_dir)
     with wrap_write_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)

@@ -54,7 +54,7 @@ def _pool(states: Tensor, tokens: Tensor, name: str) -> Tensor:
     return states.masked_fill(~mask, torch.finfo(states.dtype).min).amax(1)
 
 
-def attend(scores: Tensor, states: Tensor, mask: Tensor) -> Tensor:
+def attention_pooling(scores: Tensor, states: Tensor, mask: Tensor) -> Tensor:
     """(batch, queries, words) scores -> (batch, queries, width) means of the (batch, words, width) states in the bool
     mask, weighted by the softmax of the scores; a query with an empty mask gets the mean of all states."""
     lowest = torch.finfo(torch.float32).min

@@ -124,7 +124,7 @@ class NoisySequenceToSequence(DataCollatorForNoisySequenceToSequence, SourceTarg
 
     @staticmethod
     def query_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
-        """See `attention_token`."""
+        """The id of `attention_token`."""
         return attention_token(tokenizer)
 
 

@@ -76,7 +76,7 @@ class SequenceAutoencoding(DataCollatorForSequenceAutoencoding, Objective):
             self.statistics.update(documents=len(batch), sentences=sum(map(len, batch)))
             for encoding in self.tokenizer(texts, add_special_tokens=False, verbose=False).encodings or []:
                 words = np.array(encoding.ids, dtype=np.int32)
-                self.statistics.update(tokens=len(words), cut=max(0, -(-len(words) // self.max_words) - 1))
+                self.statistics.update(tokens=len(words))
                 for start in range(0, len(words), self.max_words):
                     yield {"input_ids": np.append(words[start : start + self.max_words], np.int32(self.end))}
 

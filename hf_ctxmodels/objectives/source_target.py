@@ -151,7 +151,7 @@ class TargetRule(SkipgramRule):
     """Tokens of a target to predict: the share is of the tokens before its end, which may be selected as well."""
 
     def budget(self, candidates: int) -> int:
-        """See `MaskingRule.budget`."""
+        """Number of tokens to select among the candidates."""
         return super().budget(max(1, candidates - 1)) if candidates else 0
 
 

@@ -11,7 +11,7 @@ _CHUNK = 2048  # numbers sampled at a time, vectorized, before the table look-up
 
 @njit(nogil=True, cache=True, inline="always")
 def _uniform(key: np.uint64, number: int) -> float:
-    """See `seeding.uniforms`."""
+    """A number of `seeding.uniforms`."""
     bits = key + np.uint64(number + 1) * STEP
     bits = (bits ^ (bits >> np.uint64(30))) * FIRST
     bits = (bits ^ (bits >> np.uint64(27))) * SECOND
@@ -23,7 +23,7 @@ def _uniform(key: np.uint64, number: int) -> float:
 def subsample(
     ids: np.ndarray, lengths: np.ndarray, keys: np.ndarray, shares: np.ndarray, counts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """See `window_sampling.subsample`."""
+    """`window_sampling.subsample`, compiled."""
     words, counts_by_row = np.empty_like(ids), np.zeros_like(lengths)
     start, end = 0, 0
     for row in range(len(lengths)):
@@ -45,7 +45,7 @@ def subsample(
 def place_words(
     ids: np.ndarray, lengths: np.ndarray, first: np.ndarray, keys: np.ndarray, window: int, size: int, padding: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """See `window_sampling.place_words`."""
+    """`window_sampling.place_words`, compiled."""
     words, mask = np.full(size, padding, dtype=np.int64), np.zeros(size, dtype=np.int64)
     labels, windows = np.full(size, IGNORE_INDEX, dtype=np.int64), np.ones(size, dtype=np.int64)
     start = 0
@@ -63,7 +63,7 @@ def place_words(
 def sample_negatives(
     blocks: np.ndarray, first: np.ndarray, keys: np.ndarray, table: np.ndarray, per_block: int, size: int
 ) -> np.ndarray:
-    """See `window_sampling.sample_negatives`."""
+    """`window_sampling.sample_negatives`, compiled."""
     result = np.zeros((size, per_block), dtype=np.int64)
     flat, scaled = result.reshape(-1), np.empty(_CHUNK)
     for row in range(len(blocks)):

@@ -258,6 +258,17 @@ def make_examples(
     return training_examples, held_out
 
 
+def excluded_text(examples: Examples) -> str:
+    """How much text the examples lack, "3 texts left out, 20 of 100 tokens truncated"; empty if nothing, or unknown."""
+    statistics = getattr(examples, "statistics", {})
+    tokens = statistics.get("tokens", 0)
+    truncated = statistics.get("truncated_tokens", 0) + statistics.get("dropped_tokens", 0)
+    parts = [f"{statistics['left_out']:,} texts left out"] if statistics.get("left_out") else []
+    parts += [f"{truncated:,} of {tokens:,} tokens truncated"] if truncated else []
+    parts += [f"{statistics['unknown_tokens']:,} unknown tokens"] if statistics.get("unknown_tokens") else []
+    return ", ".join(parts)
+
+
 def _first_documents(documents: Documents, show_progress: bool) -> Documents:
     """The held-out documents of the first parts of a streamed corpus, which is not read as a whole."""
     selection = documents.first_parts(_HELD_OUT_BYTES)

@@ -24,6 +24,7 @@ from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import check_run_directory
 from hf_ctxmodels.training.corpora import (
     CorpusArguments,
+    excluded_text,
     make_examples,
     make_objective,
     open_examples,
@@ -193,14 +194,13 @@ def prepare_pretraining(
             identity |= add_adapter(model)
 
     # data and evaluation
-    if prepared is None:
-        files = ("dataset", "translations")
-        identity = {**flags_identity(arguments, _UNCOMPARED_FIELDS, files=files), **identity}
     if prepared is not None:
         examples, held_out = open_examples(prepared, objective)
         identity |= {"prepared": prepared.digest, "max_length": arguments.max_length}
     else:
         assert documents is not None
+        files = ("dataset", "translations")
+        identity = {**flags_identity(arguments, _UNCOMPARED_FIELDS, files=files), **identity}
         examples, held_out = make_examples(
             documents,
             held_out_documents,
@@ -209,6 +209,8 @@ def prepare_pretraining(
             cache=not arguments.no_cache,
             show_progress=accelerator.is_main_process,
         )
+    if excluded := excluded_text(examples):
+        print_status(f"training text: {excluded}", accelerator.is_main_process)
     evaluate: Evaluate | None = None
     if held_out is not None:
         evaluate = LossEvaluation(held_out, objective.collate, batch_size)

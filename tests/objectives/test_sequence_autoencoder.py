@@ -53,7 +53,6 @@ def test_counts_and_rates(tokenizer: CtxSeqaeTokenizer) -> None:
     assert counts["examples"] == len(rows)
     assert counts["targets"] == num_words + len(rows)
     assert counts["tokens"] == 2 * num_words + len(rows)
-    assert objective.statistics["cut"] == len(rows) - len(DOCUMENTS)
     assert objective.rates(counts)["targets_per_example"] == pytest.approx(counts["targets"] / len(rows))
 
 

@@ -14,6 +14,7 @@ from commands import run_command
 
 from hf_ctxmodels.cli import pretrain
 from hf_ctxmodels.core import console
+from hf_ctxmodels.training.corpora import excluded_text
 from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.training_log import read_log
 
@@ -108,3 +109,10 @@ def test_next_commands(workspace, tmp_path: Path, capsys: pytest.CaptureFixture)
     assert re.search(r"\nloss +0\.\d+ +lower is better\naccuracy +0\.\d+ +0\.\d+ +1\.0000  0 to 1\n", captured.out)
     commands = f"  hf-ctxmodels predict --model {output} --input FILE\n  hf-ctxmodels push --model {output} --repo_id"
     assert re.search(rf"saved in {output}\n(warning: .*; hint: .*\n)+next:\n{commands}", captured.out)
+
+
+def test_excluded_text() -> None:
+    statistics = {"tokens": 1000, "truncated_tokens": 20, "left_out": 3}
+    assert excluded_text(SimpleNamespace(statistics=statistics)) == "3 texts left out, 20 of 1,000 tokens truncated"
+    assert excluded_text(SimpleNamespace(statistics={"tokens": 1000})) == ""
+    assert excluded_text(SimpleNamespace()) == ""

@@ -15,11 +15,11 @@ from transformers import initialization as init
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.host_copies import is_traced, on_host
-from hf_ctxmodels.core.inputs import check_rows, sequence_numbers
+from hf_ctxmodels.core.inputs import check_no_empty_rows, sequence_numbers
 from hf_ctxmodels.layers.biattention import Biattention, maxout_classifier
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import LinearLayers, linear
-from hf_ctxmodels.layers.pooling import attend, forward_fill_padding, pool_tokens, text_masks
+from hf_ctxmodels.layers.pooling import attention_pooling, forward_fill_padding, pool_tokens, text_masks
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences, run_bidirectional, run_layer
 from hf_ctxmodels.layers.recurrent.rnn import LSTM, bidirectional_lstms
 
@@ -77,7 +77,7 @@ class Esim(nn.Module):
         encoded = run_layer(self.encoder, vectors, packing)
         if output_vectors is not None:
             encoded = torch.cat([encoded, output_vectors.to(encoded.dtype)], -1)
-        aligned = attend(encoded @ encoded.transpose(1, 2), encoded, _partners(is_word, is_second))
+        aligned = attention_pooling(encoded @ encoded.transpose(1, 2), encoded, _partners(is_word, is_second))
         enhanced = torch.cat([encoded, aligned, encoded - aligned, encoded * aligned], -1)
         projected = self.dropout(linear(self.projection, enhanced).relu())
         composed = run_layer(self.composition, projected, packing)
@@ -159,9 +159,9 @@ class DecomposableAttention(nn.Module):
             indices = torch.where(distances.abs() > MAX_DISTANCE, 0, distances + MAX_DISTANCE + 1)
             scores = hidden @ hidden.transpose(1, 2) + self.distance_bias[indices]
             same_text = (is_second[:, :, None] == is_second[:, None]) & is_word[:, None]
-            states = torch.cat([states, attend(scores, states, same_text)], -1)
+            states = torch.cat([states, attention_pooling(scores, states, same_text)], -1)
         hidden = self.attend(states)
-        aligned = attend(hidden @ hidden.transpose(1, 2), states, _partners(is_word, is_second))
+        aligned = attention_pooling(hidden @ hidden.transpose(1, 2), states, _partners(is_word, is_second))
         compared = self.compare(torch.cat([states, aligned], -1))
         texts = text_masks(is_word, is_second).chunk(2)
         summed = [(compared * text[..., None]).sum(1) for text in texts]
@@ -266,14 +266,14 @@ class SentenceNetwork(nn.Module):
             pooled = pool_tokens(states, is_word, "max")
         else:
             scores = self.attention(states).transpose(1, 2)
-            pooled = attend(scores, states, is_word[:, None]).flatten(1)
+            pooled = attention_pooling(scores, states, is_word[:, None]).flatten(1)
         return linear(self.classifier, self.dropout(pooled))
 
 
 def _second_text(is_word: Tensor, is_second: Tensor | None) -> Tensor:
     """(batch, words) bool, the words of the second text; raises CtxError for an example without words."""
     if not is_traced(is_word):
-        check_rows(is_word)
+        check_no_empty_rows(is_word)
     return on_host(torch.zeros_like, is_word) if is_second is None else on_host(torch.logical_and, is_second, is_word)
 
 

@@ -16,7 +16,7 @@ from hf_ctxmodels.downstream.networks.pairs import pack_texts
 from hf_ctxmodels.heads.base import ItemCounts, mean_over_targets, validate_sequence_targets
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import LinearLayers, linear
-from hf_ctxmodels.layers.pooling import attend, states_at
+from hf_ctxmodels.layers.pooling import attention_pooling, states_at
 from hf_ctxmodels.layers.recurrent.packing import run_layer
 from hf_ctxmodels.layers.recurrent.rnn import GRU
 
@@ -163,7 +163,7 @@ class AnswerSpanNetwork(nn.Module):
             return AnswerSpanScores(start_logits, end_logits, None)
         scores = (start_logits, end_logits, linear(self.summary, states)[..., 0])
         means = [
-            attend(logits[:, None], layer_states, context[:, None])[:, 0]
+            attention_pooling(logits[:, None], layer_states, context[:, None])[:, 0]
             for logits, layer_states in zip(scores, (start_states, end_states, states), strict=True)
         ]
         return AnswerSpanScores(start_logits, end_logits, self.no_answer(torch.cat(means, -1))[:, 0])
@@ -171,9 +171,9 @@ class AnswerSpanNetwork(nn.Module):
     def _attend_to_question(self, states: Tensor, question: Tensor, context: Tensor) -> Tensor:
         """(batch, words, 4 * width) features of the context; other rows are undefined."""
         scores = self.attention(states, states)
-        question_vectors = attend(scores, states, question[:, None])
+        question_vectors = attention_pooling(scores, states, question[:, None])
         maxima = _mask(scores, question[:, None]).amax(-1)
-        context_vector = attend(maxima[:, None], states, context[:, None])
+        context_vector = attention_pooling(maxima[:, None], states, context[:, None])
         return torch.cat([states, question_vectors, states * question_vectors, states * context_vector], -1)
 
     def _attend_to_context(self, states: Tensor, context: Tensor) -> Tensor:

@@ -203,7 +203,7 @@ class CausalTextToText(TextToText):
             )
 
     def encode_pairs(self, examples: TextPairs, tokenizer: Tokenizer) -> Encoded:
-        """See `TextToText.encode_pairs`; the separator is the end of the input."""
+        """Encode inputs and targets as one sequence each; the separator is the end of the input."""
         self._tokenizer, self._end = tokenizer, int(tokenizer.eos_token_id)
         self._references = NormalizedReferences(tokenizer, self._metrics)
         contexts = encode_prompts(tokenizer, [pair.source + self.separator for pair in examples])
@@ -239,7 +239,7 @@ class CausalTextToText(TextToText):
         return [{"sequences": np.asarray(token_ids)} for token_ids in generated[:, width:].cpu().numpy()]
 
     def ranking_request(self, pair: TextPair, choice: str) -> tuple[str, str]:
-        """See `TextToText.ranking_request`."""
+        """The context, and the choice with the end-of-sequence token."""
         return pair.source + self.separator, f" {choice}{self._tokenizer.eos_token}"
 
 
@@ -300,6 +300,6 @@ class RankingEvaluation(TaskEvaluation):
     task: TextToText
 
     def generate(self, model: Any, inputs: dict[str, Any], start: int) -> list[Logits]:
-        """See `TextToText.rank`."""
+        """The scores of the choices of a batch, as in `TextToText.rank`."""
         batch = slice(start, start + len(inputs["input_ids"]))
         return self.task.rank(model, self.examples[batch], self.encoded.features[batch])

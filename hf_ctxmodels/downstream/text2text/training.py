@@ -74,7 +74,7 @@ class BestTaskModel(BestModel):
         move_files(temporary, self.directory)
 
     def saved_metrics(self) -> dict[str, float]:
-        """See `BestModel.saved_metrics`."""
+        """The metrics of the saved model; none if there is no model."""
         file = self.directory / "metrics.json"
         return read_json(file, hint="delete the directory.") if file.is_file() else {}
 

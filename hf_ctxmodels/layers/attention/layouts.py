@@ -21,7 +21,7 @@ from hf_ctxmodels.core.compiled_ops import data_dependent_size, define_operator,
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, needs_static_sizes, on_host, select_true, to_device
 from hf_ctxmodels.core.inputs import (
-    check_rows,
+    check_no_empty_rows,
     nonzero_in_all,
     padding_mask_or_none,
     reject_unused_tensors,
@@ -170,7 +170,7 @@ class PackedLayout:
             return cls(batch_size, length, None, (length,) * batch_size, first_indices)
         indices, row_lengths = None, torch.full((batch_size,), length)
         if tokens is not None:
-            check_rows(tokens)
+            check_no_empty_rows(tokens)
             indices, row_lengths = tokens.flatten().nonzero().squeeze(1), tokens.sum(1)
         first_indices = row_lengths.cumsum(0) - row_lengths
         lengths = row_lengths
@@ -472,7 +472,7 @@ def _build_padded(
     """The layout of a (batch, length) batch without a cache; raises CtxError for a row without tokens."""
     tokens = nonzero_in_all(padding_mask, sequence_ids)
     if tokens is not None and not is_traced(tokens):
-        check_rows(tokens)
+        check_no_empty_rows(tokens)
     sequences = None
     if sequence_ids is not None:  # padding gets the number of the preceding token
         sequences = on_host(lambda ids: (sequence_starts(ids) & (ids != 0)).cumsum(1), sequence_ids)

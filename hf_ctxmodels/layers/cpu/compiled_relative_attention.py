@@ -14,7 +14,7 @@ _ARGUMENTS = (
 )
 
 
-def attend_traced(
+def relative_attention_traced(
     query: Tensor,
     key: Tensor,
     value: Tensor,

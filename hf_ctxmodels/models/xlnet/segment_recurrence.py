@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from hf_ctxmodels.core.host_copies import host_copy, is_traced
-from hf_ctxmodels.core.inputs import check_rows
+from hf_ctxmodels.core.inputs import check_no_empty_rows
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.common import HookPoint
 from hf_ctxmodels.layers.pooling import token_mask
@@ -44,7 +44,7 @@ def padded_tokens(words: Tensor, attention_mask: Tensor | None, sequence_ids: Te
     tokens = token_mask(words, attention_mask, sequence_ids)
     if is_traced(tokens):
         return tokens
-    check_rows(tokens)
+    check_no_empty_rows(tokens)
     return None if bool(host_copy(tokens).all()) else tokens
 
 

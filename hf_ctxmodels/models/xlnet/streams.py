@@ -363,7 +363,7 @@ class StreamLayout:
     ) -> Tensor:
         """`attend_per_sequence` in a compiled graph."""
         # imported here: operators with gradients are only defined where a graph is compiled
-        from hf_ctxmodels.layers.cpu.compiled_relative_attention import attend_traced
+        from hf_ctxmodels.layers.cpu.compiled_relative_attention import relative_attention_traced
 
         layout, arguments = self.layout, self._range_arguments()
         if isinstance(layout, TracedLayout):
@@ -371,7 +371,7 @@ class StreamLayout:
             if layout.query is None:  # the arguments of an operator in a graph are different tensors
                 arguments["query_segments"] = None
         arguments |= {"batch_size": self.inputs.batch_size, "length": self.inputs.length}
-        return attend_traced(query, key, value, relative, biases, **arguments, **options)
+        return relative_attention_traced(query, key, value, relative, biases, **arguments, **options)
 
 
 def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_size: int) -> Sequence[Tensor] | None:
