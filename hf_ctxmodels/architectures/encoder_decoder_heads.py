@@ -17,7 +17,7 @@ from hf_ctxmodels.architectures.encoder_decoder import (
 from hf_ctxmodels.architectures.transformer_decoder import extend_languages
 from hf_ctxmodels.core.caches import PreallocatedCache, SharedSourceCache
 from hf_ctxmodels.core.host_copies import needs_static_sizes, on_host, select_true
-from hf_ctxmodels.core.inputs import check_aligned, check_source_mask, reject_unused_tensors, sequence_starts
+from hf_ctxmodels.core.inputs import check_aligned, check_source_mask, sequence_starts
 from hf_ctxmodels.heads.base import (
     HeadModel,
     ItemCounts,
@@ -168,7 +168,6 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
                 **kwargs,
             )
         else:
-            reject_unused_tensors(**kwargs)
             encoder_outputs = as_model_output(encoder_outputs)
             check_source_mask(attention_mask, encoder_outputs.last_hidden_state)
         ids = self.resolve_decoder_input_ids(

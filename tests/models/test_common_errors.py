@@ -25,7 +25,7 @@ from zoo import (
     models_by_path,
 )
 
-from hf_ctxmodels import CtxError, CtxT5Config, CtxT5ForConditionalGeneration
+from hf_ctxmodels import CtxError
 from hf_ctxmodels.architectures.query_generation import QueryForConditionalGeneration
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 from hf_ctxmodels.registry import FAMILIES
@@ -245,11 +245,3 @@ def test_is_causal_raises() -> None:
         model = model_class(model_class.config_class(**FAMILIES[family].sizes["tiny"], vocab_size=8))
         with pytest.raises(CtxError, match="is_causal is not an argument"):
             model(ids, is_causal=True)
-
-
-def test_unknown_tensor_with_encoder_outputs_raises() -> None:
-    config = CtxT5Config(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
-    model, ids = CtxT5ForConditionalGeneration(config), torch.ones(1, 3, dtype=torch.long)
-    outputs = BaseModelOutput(last_hidden_state=torch.zeros(1, 3, 8))
-    with pytest.raises(CtxError, match="sources"):
-        model(encoder_outputs=outputs, decoder_input_ids=ids, sources=ids)

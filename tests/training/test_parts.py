@@ -95,7 +95,7 @@ def test_flags_replace_conflicting_flags_of_recipe(tmp_path, capsys):
 def test_invalid_recipes_and_flags_raise(tmp_path):
     for recipe, message in (
         ("nmae: x", r"Unknown key 'nmae'.*(?s:.)*name, options, quick, rate, steps"),
-        ("- name", "mapping of flags"),
+        ("- name", "Expected keys and values in a recipe"),
         ("name: [", "not valid YAML"),
     ):
         with pytest.raises(CtxError, match=message):
