@@ -17,6 +17,7 @@ from hf_ctxmodels.core.output_files import write_text_file
 RESULTS_FILE, COSTS_FILE = "results.jsonl", "costs.jsonl"
 TABLE_FILE, REPORT_FILE = "table.md", "report.html"
 _BUDGET_TITLES = {"words": "Equal words", "flops": "Equal FLOPs", "minutes": "Equal time"}
+_MOST_FREQUENT = "most_frequent"
 _MAX_LINES = 8  # of a figure, in addition to baselines
 _MAX_PANELS = 4  # of a figure
 _AXES = {"words": "words", "flops": "FLOPs", "seconds": "seconds of training"}
@@ -106,12 +107,12 @@ def budget_result(
 
 
 def main_metrics(comparison: Comparison) -> dict[str, list[str]]:
-    """Measure -> its metrics in the table: the first one, the selectivity of a probe, the accuracy of a generator, and
-    the accuracy of the most frequent senses."""
+    """Measure -> its metrics in the table: the first one, and the selectivity of a probe or the accuracy of a
+    generator."""
     metrics = {}
     for measure in comparison.plan.measures:
         if names := comparison.metric_names(measure):
-            further = [name for name in ("selectivity", "generator", "most_frequent") if name in names[1:]]
+            further = [name for name in ("selectivity", "generator") if name in names[1:]]
             metrics[measure.name] = [names[0], *further]
     return metrics
 
@@ -129,21 +130,27 @@ def result_table(
     columns = [(measure, metric) for measure, names in metrics.items() for metric in names]
     cells: list[list[Any]] = []
     spreads: list[list[Any]] = []
+    steps = {variant: max(scores.steps[variant]) for variant in variants}
     for variant in variants:
-        last = max(scores.steps[variant])
-        statistics = [scores.statistics(variant, last, *column) for column in columns]
+        statistics = [scores.statistics(variant, steps[variant], *column) for column in columns]
         cells.append([value for value, _ in statistics])
         spreads.append([deviation for _, deviation in statistics])
     rows = list(variants)
-    initial = []
-    for column in columns:
-        values = [value for variant in variants for value in scores.values(variant, 0, *column)]
+    initial, most_frequent = [], []
+    for measure, metric in columns:
+        values = [value for variant in variants for value in scores.values(variant, 0, measure, metric)]
         initial.append(mean(values) if values else None)
+        # a baseline that `Senses` reports with the score of each model
+        values = [value for name in variants for value in scores.values(name, steps[name], measure, _MOST_FREQUENT)]
+        most_frequent.append(mean(values) if values and metric == metrics[measure][0] else None)
     rows.append("random weights, mean")
     cells.append(initial)
     for name in baselines.names(metrics):
         rows.append(name)
         cells.append([baselines.statistics(name, None, *column)[0] for column in columns])
+    if any(value is not None for value in most_frequent):
+        rows.append(_MOST_FREQUENT)
+        cells.append(most_frequent)
     chances = {measure.name: measure.chance for measure in plan.measures}
     if any(chances[measure] is not None for measure, _ in columns):
         rows.append("chance")

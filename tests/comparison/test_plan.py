@@ -9,7 +9,7 @@ from commands import save, tiny_pair
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.comparison.measures import MeasuredCheckpoint, PretrainingLoss
 from hf_ctxmodels.comparison.plan import exclusion_reason, read_plan
-from hf_ctxmodels.comparison.results import contrast_tables, write_results
+from hf_ctxmodels.comparison.results import Scores, contrast_tables, result_table, write_results
 from hf_ctxmodels.comparison.runner import Comparison, Record, measure_digest
 from hf_ctxmodels.comparison.sizing import RunSize, checkpoint_steps, measure_size
 from hf_ctxmodels.core.command_line import packaged_folder
@@ -137,6 +137,20 @@ def test_contrasts_are_differences_of_equal_seeds(folder):
         "objectives: bert-mlm - bert": ["+0.292 [+0.125, +0.500]*"],
         "vectors: bert - glove": ["+0.062 [+0.000, +0.125]"],
     }
+
+
+def test_most_frequent_senses_are_a_baseline(folder):
+    values = {"bert": (0.5, 0.75), "bert-mlm": (0.25, 0.75)}
+    records = [
+        Record(variant, variant, "words", 0, 9, None, None, "zorro", metric, value, "")
+        for variant, numbers in values.items()
+        for metric, value in zip(("accuracy", "most_frequent"), numbers)
+    ]
+    metrics, none = {"zorro": ["accuracy"]}, Scores([])
+    table = result_table(read_plan_text(folder), "title", metrics, list(values), Scores(records), none, "")
+    cells = dict(zip(table.rows, table.cells, strict=True))
+    assert table.columns == ["zorro"]
+    assert (cells["bert"], cells["bert-mlm"], cells["most_frequent"]) == ([0.5], [0.25], [0.75])
 
 
 FINETUNE = "kind: finetune, train_file: train.tsv, validation_file: train.tsv"
