@@ -134,9 +134,8 @@ def read_propbank(file: str | Path) -> list[SpanSentence]:
     """Predicates and their arguments: a target has the predicate's word, the argument's span and its role.
 
     Lines have tab-separated columns: id, word, XPOS, head, relation, roleset (`_` or `-` if the word is not a
-    predicate), and
-    for each predicate a column with its bracketed arguments, `(ARG1*` and `*)`. The spans of verbs (`V`, `C-V`) are
-    skipped.
+    predicate), and for each predicate a column with its bracketed arguments, `(ARG1*` and `*)`. The spans of verbs
+    (`V`, `C-V`) are skipped.
     """
     sentences = []
     for lines in line_blocks(file):

@@ -26,8 +26,6 @@ from hf_ctxmodels.core.flags import (
 )
 from hf_ctxmodels.core.yaml_mapping import YamlMapping
 
-_LINE_FORMAT = "write one `flag: value` per line."
-
 Section = type | tuple[type, Collection[str]]
 """A dataclass whose fields become flags, or a dataclass and the names of the fields that do."""
 

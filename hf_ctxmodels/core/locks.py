@@ -10,12 +10,13 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.output_files import wrap_write_errors
 
 
 @contextmanager
 def try_lock(file: Path) -> Iterator[bool]:
     """Lock a file for this process unless another one, on this or another machine, has locked it; yields whether it is
-    locked. Raises OSError if the file cannot be created."""
+    locked. Raises CtxError if the file cannot be created."""
     lock = _new_lock(file)
     try:
         lock.acquire()
@@ -31,10 +32,10 @@ def try_lock(file: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def wait_for_lock(file: Path, message: str = "") -> Iterator[None]:
-    """Lock a file for this process, after others have released it, with a message if it has to wait. Raises OSError if
-    the file cannot be created."""
-    lock = _new_lock(file)
+def wait_for_lock(file: Path, message: str = "", hint: str | None = None) -> Iterator[None]:
+    """Lock a file for this process, after others have released it, with a message if it has to wait. Raises CtxError
+    with the hint if the file cannot be created."""
+    lock = _new_lock(file, hint)
     with suppress(OSError):  # no locks
         try:
             lock.acquire()
@@ -47,7 +48,8 @@ def wait_for_lock(file: Path, message: str = "") -> Iterator[None]:
         lock.release()
 
 
-def _new_lock(file: Path) -> FileLock:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.touch()
+def _new_lock(file: Path, hint: str | None = None) -> FileLock:
+    with wrap_write_errors(file, hint):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
     return FileLock(file, blocking=False, fallback_to_soft=False)

@@ -60,7 +60,7 @@ class TextPart:
         needs two; adds to the objective's statistics."""
         documents = self._counted(objective)
         is_one_of_several = isinstance(self.documents, Documents) and self.documents.may_be_empty
-        with suppress(NoDocumentError, *([SingleDocumentError] if is_one_of_several else [])):
+        with suppress(NoDocumentError, SingleDocumentError) if is_one_of_several else suppress(NoDocumentError):
             if (first := next(documents, None)) is None:
                 return
             builder = objective.for_part(self.number)

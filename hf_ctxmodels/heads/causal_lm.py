@@ -79,8 +79,6 @@ class ForCausalLM(HeadModel, GenerationMixin):
             kwargs: Arguments of the encoder; and `shift_labels` (batch, length), the target of each token, -100 for
                 none, instead of `labels`. It is not a named argument, because Trainer would treat it as labels.
         """
-        if not isinstance(attention_mask, BlockMask):
-            check_tensors(attention_mask=attention_mask)
         shift_labels = kwargs.pop("shift_labels", None)
         targets = self.resolve_targets(input_ids, attention_mask, inputs_embeds, labels, shift_labels, sequence_ids)
         computes_logits = targets is None or self.needs_all_logits(return_logits)

@@ -22,7 +22,6 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, did_you_mean, flag, split_choice, typed_options
 from hf_ctxmodels.core.loading import describe_differences, file_digest
 from hf_ctxmodels.core.locks import wait_for_lock
-from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
 from hf_ctxmodels.data.control_codes import add_control_codes
 from hf_ctxmodels.data.document_sources import NONE
@@ -331,12 +330,9 @@ def cached_corpus(
     directory = preparation.directory / identity_digest({**preparation.identity, "sources": versions})[:24]
     if (corpus := _open_cached(directory)) is None:
         preparation = replace(preparation, directory=directory)
-        lock_file = Path(f"{directory}.lock")
-        with wrap_write_errors(lock_file, "set HF_HOME to another directory, or pass --no_cache."):
-            lock_file.parent.mkdir(parents=True, exist_ok=True)
-            lock_file.touch()
         message = "waiting for another process that prepares the text" if show_progress else ""
-        with wait_for_lock(lock_file, message):  # without locks, processes write equal files
+        hint = "set HF_HOME to another directory, or pass --no_cache."
+        with wait_for_lock(Path(f"{directory}.lock"), message, hint):  # without locks, processes write equal files
             if (corpus := _open_cached(directory)) is None:
                 print_status(f"preparing the text in the cache: {directory} (--no_cache disables it)", show_progress)
                 preparation.run(num_proc=arguments.num_proc or cpu_count(), show_progress=show_progress)

@@ -223,11 +223,11 @@ def test_export_without_segments_to_bert(model, tmp_path):
     batch = {name: value for name, value in collate_padded(features()).items() if name != "labels"}
     is_token = batch["attention_mask"] == 1
     with torch.no_grad():
-        expected = reference(**batch, token_type_ids=torch.ones_like(batch["input_ids"]))
-        outputs = model(**batch)
+        expected = reference.double()(**batch, token_type_ids=torch.ones_like(batch["input_ids"]))
+        outputs = model.double()(**batch)
     for field in expected:
         tokens = is_token if expected[field].dim() == 3 else slice(None)
-        assert_close(outputs[field][tokens], expected[field][tokens], field, 1e-5)
+        assert_close(outputs[field][tokens], expected[field][tokens], field, 1e-6)
     assert model.config.type_vocab_size == 0
     assert model.base_model.embeddings.token_type_embeddings is None
 
@@ -300,6 +300,9 @@ def test_transformers_distilbert_loads_as_bert(tmp_path, subtests):
             assert type(load_family_config(tmp_path / name)) is type(converted.config)
             converted.save_pretrained(tmp_path / "native")
             reloaded = model_class.from_pretrained(tmp_path / "native", **options)
+            weights = reloaded.state_dict()
+            assert all(torch.equal(weights[key], weight) for key, weight in converted.state_dict().items())
+            # the products of some processors depend on the addresses of the weights
             assert_close(reloaded(**inputs)[0], outputs[0], "reloaded", 1e-6)
             load_saved_model(tmp_path / name).export_reference(tmp_path / "exported")
             exported, report = type(reference).from_pretrained(tmp_path / "exported", output_loading_info=True)

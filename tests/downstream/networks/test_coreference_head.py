@@ -141,5 +141,5 @@ def test_batches_equal_single_texts(sources: dict[str, str], tmp_path: Path) -> 
 
 def test_output_features_raise(sources: dict[str, str]) -> None:
     config, _ = new_network({"glove": sources["glove"]}, {"output_features": True})
-    with pytest.raises(CtxError, match="before its output"):
+    with pytest.raises(CtxError, match="does not read vectors before its output"):
         new_model("AutoModelForCoreference", config)

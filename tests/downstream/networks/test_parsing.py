@@ -69,5 +69,5 @@ def test_batches_equal_single_sentences(bert: str, tmp_path: Path, num_layers: i
 
 def test_output_features_raise(bert: str) -> None:
     config, _ = new_network({"bert": bert}, {"output_features": True})
-    with pytest.raises(CtxError, match="before its output"):
+    with pytest.raises(CtxError, match="does not read vectors before its output"):
         new_model("AutoModelForDependencyParsing", config)
