@@ -26,6 +26,7 @@ from hf_ctxmodels.data.text_files import Separator, read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation, measure_forgetting
 from hf_ctxmodels.downstream.tasks import SequenceClassification, TaskArguments
+from hf_ctxmodels.downstream.tasks.languages import split_language
 from hf_ctxmodels.downstream.tasks.metrics import metric_range, range_note
 from hf_ctxmodels.evaluation import (
     Criterion,
@@ -45,7 +46,6 @@ from hf_ctxmodels.evaluation import (
     unigram_scorer,
 )
 from hf_ctxmodels.evaluation.cooccurrence_ratios import cooccurrence_probabilities, learned_ratios
-from hf_ctxmodels.evaluation.languages import split_language
 from hf_ctxmodels.evaluation.perplexity import measure_perplexity, measure_perplexity_with_memory
 from hf_ctxmodels.evaluation.scoring import load_language_model
 from hf_ctxmodels.inference import score, score_ensemble
