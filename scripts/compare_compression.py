@@ -30,6 +30,7 @@ from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import wrap_write_errors
+from hf_ctxmodels.data.files import split_columns
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_saved_model
 from hf_ctxmodels.evaluation.sentence_tests import similarity
@@ -98,12 +99,12 @@ def main() -> None:
     timed = texts[: arguments.timed_sentences]
     steps = {name: partial(encode, compressed, timed) for name, compressed in models.items()}
     times = measure(steps, arguments.repeats, torch.device("cpu"))
-    files = [text.partition("=") for text in arguments.similarity]
-    header = ["model", "parameters", "file", "CPU s / 1,000 sentences", *(Path(file).stem for file, _, _ in files)]
+    tables = [split_columns(text) for text in arguments.similarity]
+    header = ["model", "parameters", "file", "CPU s / 1,000 sentences", *(Path(file).stem for file, _ in tables)]
     lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     print("\n".join(lines))
     for name, compressed in models.items():
-        scores = [similarity(partial(encode, compressed), file, columns.split(",")) for file, _, columns in files]
+        scores = [similarity(partial(encode, compressed), file, columns) for file, columns in tables]
         cells = [
             name,
             f"{compressed.num_parameters():,}",

@@ -40,7 +40,7 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.accelerator import describe_device, use_deterministic_algorithms
+from hf_ctxmodels.training.accelerator import describe_device, restore_determinism, use_deterministic_algorithms
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.pretraining import PretrainingArguments, PretrainingRun, prepare_pretraining
 
@@ -309,8 +309,9 @@ def determinism(device: torch.device, arguments: GpuArguments) -> Iterator[Resul
         runs = []
         for _ in range(2):
             with tempfile.TemporaryDirectory() as folder:
-                run = prepare_training("bert", arguments.size, device, Path(folder), deterministic=deterministic)
-                run.loop.run()
+                with restore_determinism():
+                    run = prepare_training("bert", arguments.size, device, Path(folder), deterministic=deterministic)
+                    run.loop.run()
                 runs.append(torch.cat([weight.detach().flatten() for weight in run.model.parameters()]))
         is_equal = torch.equal(*runs)
         must_be_equal = deterministic or device.type == "cpu"
@@ -338,8 +339,8 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     if "determinism" in arguments.parts:  # cuBLAS reads the variable when it is first used
-        use_deterministic_algorithms()
-        torch.use_deterministic_algorithms(False)
+        with restore_determinism():
+            use_deterministic_algorithms()
     results = []
     print(f"{'  measurement':<46} {'measured':<60} | expected")
     for part in PARTS:

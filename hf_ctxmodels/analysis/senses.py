@@ -147,27 +147,36 @@ def context_text(words: Sequence[str], occurrence: Occurrence, size: int = _CONT
 def nearest_occurrences(
     corpus: EncodedCorpus, queries: Sequence[Occurrence], layer: int = -1, number: int = 10
 ) -> list[list[tuple[Occurrence, float]]]:
-    """The words in context that are nearest to words in context, by cosine.
+    """The words in context that are nearest to occurrences of one word each, without the words of the same sentence;
+    see `nearest_to_vectors`."""
+    rows = torch.tensor([int(corpus.starts[query.sentence]) + query.start for query in queries])
+    return nearest_to_vectors(corpus, corpus.vectors[rows, layer], layer, number, [query.sentence for query in queries])
+
+
+def nearest_to_vectors(
+    corpus: EncodedCorpus, vectors: Tensor, layer: int, number: int, excluded_sentences: Sequence[int] = ()
+) -> list[list[tuple[Occurrence, float]]]:
+    """The words in context that are nearest to vectors, by cosine.
 
     Args:
-        corpus: Encoded sentences, which also contain the queries.
-        queries: Occurrences of one word each.
+        corpus: Encoded sentences.
+        vectors: (queries, hidden).
         layer: Index of the layer in `corpus.vectors`.
-        number: Neighbors of each query, which are not of its sentence.
+        number: Neighbors of each query.
+        excluded_sentences: Index of the sentence of each query, which has no neighbors of it; empty for none.
 
     Returns:
         For each query its neighbors with their cosines, the nearest first.
     """
-    rows = torch.tensor([int(corpus.starts[query.sentence]) + query.start for query in queries])
-    targets = F.normalize(corpus.vectors[rows, layer].float(), dim=-1)
+    targets = F.normalize(vectors.float(), dim=-1)
     scores, indices = [], []
-    chunk_size = max(1, _MAX_SCORES // max(len(queries), corpus.vectors.shape[-1]))
+    chunk_size = max(1, _MAX_SCORES // max(len(vectors), corpus.vectors.shape[-1]))
     for start in range(0, len(corpus.vectors), chunk_size):
         chunk = slice(start, start + chunk_size)
         cosines = targets @ F.normalize(corpus.vectors[chunk, layer].float(), dim=-1).T
         cosines[:, ~corpus.has_tokens[chunk]] = -torch.inf
-        for row, query in enumerate(queries):
-            first, last = corpus.starts[query.sentence : query.sentence + 2].tolist()
+        for row, sentence in enumerate(excluded_sentences):
+            first, last = corpus.starts[sentence : sentence + 2].tolist()
             cosines[row, max(0, first - start) : max(0, last - start)] = -torch.inf
         best = cosines.topk(min(number, cosines.shape[1]))
         scores.append(best.values)

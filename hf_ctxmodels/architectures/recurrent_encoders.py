@@ -35,8 +35,8 @@ class CheckedInputs:
 
     def pack(self, directions: int, tokens: Tensor | None = None) -> PackedSequences:
         """Pack `tokens`, by default the attribute; with padding if `config.unpad` is false or a graph is traced."""
-        build = PackedSequences.build if self.unpad and not is_traced(self.words) else PackedSequences.with_padding
-        return build(self.tokens if tokens is None else tokens, self.sequences, directions)
+        tokens = self.tokens if tokens is None else tokens
+        return PackedSequences.build(tokens, self.sequences, directions, self.unpad and not is_traced(self.words))
 
 
 def zero_padding(states: Tensor, tokens: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from inspect import signature
 from itertools import islice
 from pathlib import Path
@@ -72,11 +71,6 @@ class EncodedCorpus:
     vectors: Tensor
     has_tokens: Tensor
     starts: Tensor
-
-    @cached_property
-    def words(self) -> list[str]:
-        """The words of all sentences."""
-        return [word for sentence in self.sentences for word in sentence]
 
     def __len__(self) -> int:
         return len(self.sentences)

@@ -21,10 +21,12 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.document_sources import load_documents
+from hf_ctxmodels.data.files import split_columns
 from hf_ctxmodels.data.text_files import Separator, read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation, measure_forgetting
 from hf_ctxmodels.downstream.tasks import SequenceClassification, TaskArguments
+from hf_ctxmodels.downstream.tasks.languages import split_language
 from hf_ctxmodels.downstream.tasks.metrics import metric_range, range_note
 from hf_ctxmodels.evaluation import (
     Criterion,
@@ -44,7 +46,6 @@ from hf_ctxmodels.evaluation import (
     unigram_scorer,
 )
 from hf_ctxmodels.evaluation.cooccurrence_ratios import cooccurrence_probabilities, learned_ratios
-from hf_ctxmodels.evaluation.languages import split_language
 from hf_ctxmodels.evaluation.perplexity import measure_perplexity, measure_perplexity_with_memory
 from hf_ctxmodels.evaluation.scoring import load_language_model
 from hf_ctxmodels.inference import score, score_ensemble
@@ -199,10 +200,10 @@ def sentences() -> None:
         """Files and columns of the values `FILE,...=COLUMN,...` of a flag."""
         values = []
         for text in getattr(arguments, flag_name):
-            sources, equals, columns = text.partition("=")
-            if len(sources.split(",")) != num_files or not equals:
+            files, columns = split_columns(text)
+            if len(files.split(",")) != num_files or not columns:
                 raise CtxError(f"Invalid value {text!r}.", location=f"--{flag_name}", hint="see --help for the format.")
-            values.append((sources.split(","), columns.split(",")))
+            values.append((files.split(","), columns))
         return values
 
     correlations = [

@@ -24,9 +24,8 @@ from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
-from hf_ctxmodels.downstream.tasks.languages import set_language
+from hf_ctxmodels.downstream.tasks.languages import set_language, split_language
 from hf_ctxmodels.downstream.tasks.metrics import range_note
-from hf_ctxmodels.evaluation.languages import split_language
 from hf_ctxmodels.evaluation.mining import (
     Candidates,
     ExactSearch,

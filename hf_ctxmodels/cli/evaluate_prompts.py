@@ -1,6 +1,6 @@
 """Evaluate language models by prompts without and with examples in the context.
 
-    hf-ctxmodels evaluate prompts --model runs/gpt2 runs/gpt2-small --task sst2 lambada --shots 0,4,16 --seeds 0,1,2 \\
+    hf-ctxmodels evaluate prompts --model runs/gpt2 runs/gpt2-small --task sst2 lambada --shots 0 4 16 --seeds 0 1 2 \\
         --tasks_folder data --output_dir runs/prompts
 
 `hf-ctxmodels recipes` lists the packaged tasks. Results equal lm-evaluation-harness for equal prompts. The same
@@ -49,6 +49,7 @@ from hf_ctxmodels.training.model_loading import load_config, load_tokenizer, new
 _NAME = "prompts"
 _MAIN_METRICS = ("perplexity", "acc", "f1", "rougeL", "bleu", "exact_match")  # the first one of a task is plotted
 _UNIGRAMS, _MAJORITY = "unigrams", "majority"
+_MAX_SHOTS = 10**6
 
 
 @dataclass
@@ -58,8 +59,8 @@ class PromptArguments:
     model: list[str] = flag(REQUIRED, "Directories or Hub ids of language models, with their tokenizers.")
     task: list[str] = flag(REQUIRED, "Names of packaged tasks, or YAML files.")
     output_dir: str = flag(REQUIRED, "Directory for results and figures.")
-    shots: str = flag("0", "Numbers of examples in the context, separated by commas.")
-    seeds: str = flag("0", "Seeds of the examples in the context, separated by commas.")
+    shots: list[int] = flag((0,), "Numbers of examples in the context.")
+    seeds: list[int] = flag((0,), "Seeds of the examples in the context.")
     tasks_folder: str | None = flag(None, "Directory that relative paths of the tasks refer to.")
     evaluated_file: str | None = flag(
         None,
@@ -82,25 +83,20 @@ class PromptArguments:
 
     def __post_init__(self) -> None:
         check_range(self, "max_examples", "max_length", "batch_tokens", at_least=1)
-        self.parse_numbers("shots", 10**6)
-        self.parse_numbers("seeds", MAX_SEED)
-
-    def parse_numbers(self, name: str, maximum: int) -> list[int]:
-        """The distinct numbers of a flag, in ascending order."""
-        texts = [text.strip() for text in getattr(self, name).split(",")]
-        if not all(text.isdecimal() and int(text) <= maximum for text in texts):
-            raise CtxError(
-                f"Expected numbers from 0 to {maximum}, got {getattr(self, name)!r}.",
-                location=f"--{name}",
-                hint="separate the numbers by commas: 0,1,4.",
-            )
-        return sorted({int(text) for text in texts})
+        for name, maximum in (("shots", _MAX_SHOTS), ("seeds", MAX_SEED)):
+            numbers = getattr(self, name)
+            if not numbers or not all(0 <= number <= maximum for number in numbers):
+                raise CtxError(
+                    f"Expected numbers from 0 to {maximum}, got {numbers}.",
+                    location=f"--{name}",
+                    hint="separate the numbers by blanks: 0 1 4.",
+                )
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """Pairs of number of examples and seed; contexts without examples need one seed."""
-        seeds = self.parse_numbers("seeds", MAX_SEED)
-        return [(n, seed) for n in self.parse_numbers("shots", 10**6) for seed in (seeds if n else seeds[:1])]
+        """Pairs of number of examples and seed, in ascending order; contexts without examples need one seed."""
+        seeds = sorted(set(self.seeds))
+        return [(n, seed) for n in sorted(set(self.shots)) for seed in (seeds if n else seeds[:1])]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.core.output_files import write_text_file
+from hf_ctxmodels.training.accelerator import restore_determinism
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.dry_run import StepTimer, trial_run
 from hf_ctxmodels.training.pretraining import PretrainingArguments, prepare_pretraining
@@ -84,6 +85,7 @@ def checkpoint_steps(total_steps: int, number: int) -> list[int]:
     return sorted({0, *(math.ceil(total_steps / 2**power) for power in range(number))})
 
 
+@restore_determinism()
 def measure_size(plan: Plan, variant: Variant, tokenizer: Path, seconds: float) -> RunSize:
     """Train in a temporary directory for one step to count FLOPs, and for some seconds to time the steps."""
     with tempfile.TemporaryDirectory() as folder:

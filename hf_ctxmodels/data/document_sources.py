@@ -30,13 +30,13 @@ from hf_ctxmodels.data.files import (
     DataFile,
     compression_suffix,
     file_name,
-    file_suffix,
     is_directory,
     is_pattern,
     is_url,
     local_path,
     match_files,
     require_file,
+    split_columns,
 )
 from hf_ctxmodels.data.news_files import EXAMPLE_ARTICLE, read_articles
 from hf_ctxmodels.data.table_files import read_table
@@ -212,19 +212,16 @@ def _open(
     """The name of a source, and its readers."""
     if dataset == "demo":
         return "demo", [(demo_documents, None)]
-    path = local_path(dataset)
-    table, equals, pair_columns = path.rpartition("=")
-    is_table = equals and file_suffix(table) and document_suffix(path) not in FILE_SUFFIXES
-    if is_table and not os.path.exists(path):
-        names = pair_columns.split(",")
-        if len(names) != 3:
+    path, pair_columns = split_columns(dataset)
+    if pair_columns:
+        if len(pair_columns) != 3:
             raise CtxError(
-                f"{len(names)} columns: {', '.join(names)}.",
-                location=table,
+                f"{len(pair_columns)} columns: {', '.join(pair_columns)}.",
+                location=path,
                 hint="name the columns of two texts and a label: FILE=FIRST,SECOND,LABEL.",
             )
-        file = require_file(table)
-        return file_name(table), [(partial(_labeled_pairs, table, names), file.size)]
+        file = require_file(path)
+        return file_name(path), [(partial(_labeled_pairs, path, pair_columns), file.size)]
     has_files = is_pattern(path) or document_suffix(path) in FILE_SUFFIXES or os.path.isfile(path)
     if has_files and (is_pattern(path) or not is_directory(path)):
         name, files = _match_documents(dataset, FILE_SUFFIXES, "use such a file, a directory, a Hub id, or `demo`")

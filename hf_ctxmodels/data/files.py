@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 from hf_ctxmodels.core.errors import CtxError, describe_error
 
 COMPRESSION_SUFFIXES = (".gz", ".zst")
+DATA_SUFFIXES = (".txt", ".jsonl", ".parquet", ".csv", ".tsv", ".json", ".conll", ".conllu", ".xml", ".html", ".tar")
 # Bytes at both ends of a file, and of all files together, that identify a corpus without reading it completely.
 _DIGESTED_BYTES, _ALL_DIGESTED_BYTES = 1 << 20, 256 << 20
 _BUFFER_SIZE = 1 << 20
@@ -60,6 +62,18 @@ def compression_suffix(path: str | Path) -> str:
 def file_suffix(path: str | Path) -> str:
     """The suffix of a file without `.gz` or `.zst`, such as ".txt", ".jsonl" or ".parquet"."""
     return PurePosixPath(file_name(path).removesuffix(compression_suffix(path))).suffix.lower()
+
+
+def split_columns(source: str) -> tuple[str, list[str]]:
+    """The file of a source `FILE=COLUMN,...`, and the columns; the path or URL and no columns if there is no equals
+    sign, or if it belongs to the name of a file or directory or to a parameter of a URL."""
+    path = local_path(source)
+    file, equals, columns = path.rpartition("=")
+    is_parameter = is_url(path) and re.search(r"\?(.*&)?[^=&]*$", file)
+    is_file = compression_suffix(columns) or file_suffix(columns) in DATA_SUFFIXES or os.path.exists(path)
+    if not equals or not file_suffix(file) or is_parameter or is_file:
+        return path, []
+    return file, columns.split(",")
 
 
 def file_system(url: str) -> tuple[Any, str]:
@@ -221,11 +235,9 @@ def describe_content(source: str) -> str:
     """A description of files or a directory that does not depend on their location: name, size and a digest of both
     ends of each local file, or of the checksum (or size and date) of each remote file; other sources are described by
     their names."""
-    table, equals, columns = source.rpartition("=")
-    path = local_path(source)
-    is_table = equals and file_suffix(table) and file_suffix(path) != file_suffix(table)
-    if is_table and not os.path.exists(path):
-        return f"{describe_content(table)}={columns}"
+    path, columns = split_columns(source)
+    if columns:
+        return f"{describe_content(path)}={','.join(columns)}"
     digest, size = hashlib.sha256(), 0
     if is_url(path):
         files, location = file_system(path)

@@ -18,6 +18,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import parse_json
 from hf_ctxmodels.data.documents import TextWithCode, TextWithUnits, TranslatedText
 from hf_ctxmodels.data.files import (
+    DATA_SUFFIXES,
     DataFile,
     compression_suffix,
     file_errors,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     import pyarrow
 
 FILE_SUFFIXES = (".txt", ".jsonl", ".parquet")
-_OTHER_FORMATS = (".csv", ".tsv", ".json", ".conll", ".conllu", ".xml", ".html", ".tar")
 _SAMPLE_SIZE = 1 << 20  # characters of the first file that `guess_separator` reads
 _SMALL_FILE = 1 << 16  # bytes
 _BLOCK_SIZE = 1 << 20
@@ -80,7 +80,7 @@ class TextColumns(NamedTuple):
 def document_suffix(path: str | Path) -> str:
     """`file_suffix`, or ".txt" for a compressed file without the suffix of a known format, such as `news.en.gz`."""
     suffix = file_suffix(path)
-    is_text = compression_suffix(path) and suffix not in (*FILE_SUFFIXES, *_OTHER_FORMATS)
+    is_text = compression_suffix(path) and suffix not in DATA_SUFFIXES
     return ".txt" if is_text else suffix
 
 

@@ -85,10 +85,3 @@ def main_script(texts: Iterable[str | list[str]]) -> str:
         scripts[unicodedata.name(letter, "unknown").split()[0]] += count
     name = scripts.most_common(1)[0][0] if scripts else "none"
     return "Han" if name == "CJK" else name.capitalize()
-
-
-def split_language(entry: str) -> tuple[str, str]:
-    """The language and the file of an entry FILE or LANGUAGE=FILE; the language is empty for FILE, whose directories
-    may have equals signs."""
-    language, equals, file = entry.partition("=")
-    return (language, file) if equals and "/" not in language else ("", entry)

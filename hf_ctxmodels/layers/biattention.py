@@ -41,9 +41,8 @@ class Biattention(nn.Module):
         masks = text_masks(tokens, is_second_text)
         texts = [on_host(lambda mask, half=half: mask.chunk(2)[half], masks) for half in range(2)]
         sequences = on_host(sequence_numbers, is_second_text)
-        build = PackedSequences.build if unpad else PackedSequences.with_padding
         inputs = linear(self.project, self.dropout(states)).relu()
-        encoded = run_layer(self.encoder, self.dropout(inputs), build(tokens, sequences))
+        encoded = run_layer(self.encoder, self.dropout(inputs), PackedSequences.build(tokens, sequences, unpad=unpad))
         affinities = (encoded @ encoded.transpose(1, 2)).float()
         pooled = []
         for text, other_text, integrator, selector in zip(
@@ -52,7 +51,7 @@ class Biattention(nn.Module):
             weights = affinities.masked_fill(~other_text[:, None], float("-inf")).softmax(-1).to(encoded.dtype)
             summary = weights @ encoded
             features = torch.cat([encoded, encoded - summary, encoded * summary], -1)
-            integrated = run_layer(integrator, self.dropout(features), build(text))
+            integrated = run_layer(integrator, self.dropout(features), PackedSequences.build(text, unpad=unpad))
             scores = selector(integrated).float().masked_fill(~text[..., None], float("-inf"))
             pooled += [
                 pool_tokens(integrated, text, "max"),

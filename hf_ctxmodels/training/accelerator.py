@@ -1,6 +1,8 @@
 """The device, precision and processes of a training run."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -67,7 +69,7 @@ def choose_mixed_precision(
 
 def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = False) -> Accelerator:
     """The Accelerator of a run, to be created before data and model; seeds the global generators, and sets torch's
-    precision of float32 products on a GPU.
+    precision of float32 products on a GPU, and its deterministic algorithms until the end of `restore_determinism`.
 
     Prints a warning if parallelism that `accelerate launch` configured is not active; raises CtxError if DeepSpeed, the
     optimizer or the tracker is not installed, the device does not support the precision or the determinism, or the
@@ -187,3 +189,18 @@ def use_deterministic_algorithms() -> None:
     os.environ[_CUBLAS_VARIABLE] = value or _CUBLAS_VALUES[0]
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+
+
+@contextmanager
+def restore_determinism() -> Iterator[None]:
+    """Restore at the end what `use_deterministic_algorithms` changes, except for the variable of cuBLAS, which is read
+    only at the first use of the GPU."""
+    cudnn = torch.backends.cudnn
+    mode = torch.get_deterministic_debug_mode()  # 0: off, 1: warnings, 2: errors
+    deterministic, benchmark = cudnn.deterministic, cudnn.benchmark
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = deterministic, benchmark
+        if torch.get_deterministic_debug_mode() != mode:  # the next line imports torch's compiler
+            torch.use_deterministic_algorithms(mode > 0, warn_only=mode == 1)

@@ -27,7 +27,7 @@ from hf_ctxmodels.data.control_codes import add_control_codes
 from hf_ctxmodels.data.document_sources import NONE
 from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.files import describe_content, local_path
+from hf_ctxmodels.data.files import describe_content, split_columns
 from hf_ctxmodels.data.preparation import Preparation, examples_of, text_parts
 from hf_ctxmodels.data.prepared import (
     TRAIN,
@@ -358,9 +358,8 @@ def _source_versions(documents: Documents, sources: Iterable[str]) -> list[Any]:
     """Modification times of local files, and fingerprints of datasets of the Hub."""
     times = []
     for source in sources:
-        path = local_path(source)
-        paths = glob(path, recursive=True) or glob(path.rpartition("=")[0])  # FILE=FIRST,SECOND,LABEL
-        for name in sorted(paths):
+        path, _ = split_columns(source)
+        for name in sorted(glob(path, recursive=True)):
             files = sorted(Path(name).rglob("*")) if os.path.isdir(name) else [Path(name)]
             times += [(str(file), file.stat().st_mtime_ns) for file in files if file.is_file()]
     readers = [chunk.read for part in documents.layout for chunk in part.chunks]

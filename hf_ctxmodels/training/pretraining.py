@@ -19,7 +19,12 @@ from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
-from hf_ctxmodels.training.accelerator import load_weights_in_all_processes, make_accelerator, receives_weights
+from hf_ctxmodels.training.accelerator import (
+    load_weights_in_all_processes,
+    make_accelerator,
+    receives_weights,
+    restore_determinism,
+)
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import check_run_directory
 from hf_ctxmodels.training.corpora import (
@@ -239,6 +244,7 @@ def prepare_pretraining(
     return PretrainingRun(loop, objective_name, objective, model, documents, examples, held_out, mixing_rates)
 
 
+@restore_determinism()
 def pretrain(
     arguments: PretrainingArguments,
     loop_arguments: LoopArguments,

@@ -163,7 +163,7 @@ def test_corpus_cache(bert: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         patch.setattr(WordEncoder, "hidden_states", lambda *args: pytest.fail("encoded again"))
         cached = encoder.encode_corpus(SENTENCES, cache_dir=tmp_path, dtype=dtype, progress=False)
     assert torch.equal(cached.vectors, expected.vectors)
-    assert cached.words == expected.words
+    assert cached.sentences == expected.sentences
     [file] = tmp_path.iterdir()
     changed_model = copy.deepcopy(model)
     changed_model.get_input_embeddings().weight.data[0, 0] += 1

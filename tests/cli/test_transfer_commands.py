@@ -19,7 +19,7 @@ from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
 from hf_ctxmodels.data.text_files import read_text
 from hf_ctxmodels.downstream.adapters import add_adapter, save_adapter
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
-from hf_ctxmodels.downstream.tasks.languages import LanguageFile
+from hf_ctxmodels.downstream.tasks.languages import LanguageFile, split_language
 from hf_ctxmodels.evaluation.languages import example_texts, main_script
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.freezing import freeze_encoder
@@ -460,6 +460,19 @@ def test_find_language_files(data: Path, tmp_path: Path) -> None:
         assert LanguageFile.find(language, task, split, str(folder)).file == folder / name
     with pytest.raises(CtxError, match=r"No files \*de\*en\*"):
         LanguageFile.find("de", "retrieval", "en", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("a.txt", ("", "a.txt")),
+        ("de=a.txt", ("de", "a.txt")),
+        ("de=/data/split=1/a.txt", ("de", "/data/split=1/a.txt")),
+        ("/data/lang=de/a.txt", ("", "/data/lang=de/a.txt")),
+    ],
+)
+def test_split_language(entry: str, expected: tuple[str, str]) -> None:
+    assert split_language(entry) == expected
 
 
 def test_frozen_encoder() -> None:

@@ -1,9 +1,11 @@
 """Devices and data types: mixed precision, model placement, and deterministic algorithms."""
 
 import copy
+import os
 
 import pytest
 import torch
+from commands import run_command
 from training_runs import arguments
 
 from hf_ctxmodels import CtxBertConfig, CtxBertModel, CtxError
@@ -14,6 +16,7 @@ from hf_ctxmodels.training.accelerator import (
     choose_mixed_precision,
     describe_device,
     make_accelerator,
+    restore_determinism,
     use_deterministic_algorithms,
 )
 
@@ -75,16 +78,8 @@ def test_place_model(monkeypatch):
         place_model(model, "cuda")
 
 
-@pytest.fixture
-def restored_determinism():
-    cudnn = torch.backends.cudnn
-    previous = torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.benchmark
-    yield
-    torch.use_deterministic_algorithms(previous[0])
-    cudnn.deterministic, cudnn.benchmark = previous[1:]
-
-
-@pytest.mark.usefixtures("fresh_accelerate", "restored_determinism")
+@pytest.mark.usefixtures("fresh_accelerate")
+@restore_determinism()
 def test_deterministic_algorithms(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(VARIABLE, ":4096:2")
     with pytest.raises(CtxError, match=f"{VARIABLE}=:4096:2"):
@@ -106,6 +101,45 @@ def test_deterministic_algorithms(tmp_path, monkeypatch, capsys):
     assert (
         "put_ does not have a deterministic implementation.\n  Fix: remove --deterministic." in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("mode", ["default", "warn", "error"])
+@restore_determinism()
+def test_determinism_is_restored(mode, monkeypatch):
+    monkeypatch.setenv(VARIABLE, ":4096:8")
+    torch.set_deterministic_debug_mode(mode)
+    cudnn = torch.backends.cudnn
+    previous = torch.get_deterministic_debug_mode(), cudnn.deterministic, cudnn.benchmark
+
+    @restore_determinism()
+    def interrupted_run():
+        use_deterministic_algorithms()
+        assert (torch.get_deterministic_debug_mode(), cudnn.deterministic) == (2, True)
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        interrupted_run()
+    assert (torch.get_deterministic_debug_mode(), cudnn.deterministic, cudnn.benchmark) == previous
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pretrain --family bert --tokenizer nowhere --dataset demo",
+        "finetune sequence-classification --model nowhere --train_file nothing.csv --validation_file nothing.csv",
+        "finetune multitask --model nowhere --tasks nothing.yaml",
+        "finetune text2text --model nowhere --tasks nothing.yaml",
+    ],
+)
+@restore_determinism()
+def test_commands_restore_determinism(command, tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "")  # so that its value is restored
+    monkeypatch.delenv(VARIABLE)
+    flags = {"output_dir": tmp_path / "run", "deterministic": True, "device": "cpu"}
+    assert run_command(*command.split(), **flags) == 2
+    assert VARIABLE in os.environ
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_float16_of_accelerate_launch_requires_gpu(tmp_path, monkeypatch):

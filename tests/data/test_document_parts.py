@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import document_sources, documents, load_documents
 from hf_ctxmodels.data.documents import Documents, NoDocumentError, SampledDocuments
-from hf_ctxmodels.data.files import describe_content
+from hf_ctxmodels.data.files import describe_content, split_columns
 from hf_ctxmodels.data.text_files import FileRange, TextColumns, read_file
 
 SENTENCES = [f"Sentence number {number}." for number in range(60)]
@@ -246,6 +246,38 @@ def test_remote_identity_depends_on_content(remote: str) -> None:
     filesystem.pipe_file("/corpus/pairs.csv", b"a,b,label\nx,y,0\n")
     assert identity.startswith("pairs.csv (16 bytes")
     assert describe_content(f"{remote}/pairs.csv=a,b,label") != identity
+
+
+@pytest.mark.parametrize(
+    ("source", "file", "columns"),
+    [
+        ("pairs.csv=a,b,label", "pairs.csv", ["a", "b", "label"]),
+        ("day=1/pairs.csv.gz=1,2,3", "day=1/pairs.csv.gz", ["1", "2", "3"]),
+        ("s3://data/day=1/pairs.tsv=text.1,text.2,label", "s3://data/day=1/pairs.tsv", ["text.1", "text.2", "label"]),
+        ("https://x.org/pairs.csv?v=1=a,b,label", "https://x.org/pairs.csv?v=1", ["a", "b", "label"]),
+        ("file:///pairs.csv=score", "/pairs.csv", ["score"]),
+    ],
+)
+def test_split_columns(source: str, file: str, columns: list[str]) -> None:
+    assert split_columns(source) == (file, columns)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("demo", "a.txt", "org/name", "day=1", "day=1/a.txt", "corpus.v2=de.txt.gz", "s3://data/v1.0=*.csv"),
+        *("https://x.org/a.csv?v=1", "https://x.org/a.csv?u=1&v=2", "https://x.org/a.csv?u&v=2"),
+    ],
+)
+def test_sources_without_columns(source: str) -> None:
+    assert split_columns(source) == (source, [])
+
+
+def test_file_with_equals_sign_is_no_table(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.csv=new"
+    file.write_text("A text.")
+    assert split_columns(str(file)) == (str(file), [])
+    assert describe_content(str(file)).startswith("pairs.csv=new (7 bytes")
 
 
 @pytest.mark.parametrize("is_remote", [False, True])

@@ -123,8 +123,8 @@ def test_evaluate_prompts_matches_lm_eval(tmp_path: Path) -> None:
         model=directory,
         task=tmp_path / "prompts.yaml",
         tasks_folder=tmp_path,
-        shots="2",
-        seeds="5",
+        shots=2,
+        seeds=5,
         output_dir=tmp_path / "out",
         save_examples=True,
     )

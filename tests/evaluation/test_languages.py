@@ -8,7 +8,7 @@ from commands import tiny_pair
 from hf_ctxmodels.data.table_files import TaggedSentence
 from hf_ctxmodels.downstream.tasks.question_answering import Question
 from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceExample
-from hf_ctxmodels.evaluation.languages import SubwordOverlap, count_subwords, example_texts, main_script, split_language
+from hf_ctxmodels.evaluation.languages import SubwordOverlap, count_subwords, example_texts, main_script
 from hf_ctxmodels.registry import FAMILIES
 
 
@@ -62,16 +62,3 @@ def test_subword_counts_of_examples() -> None:
 )
 def test_main_script(text: str, script: str) -> None:
     assert main_script([text]) == main_script([text.split()]) == script
-
-
-@pytest.mark.parametrize(
-    ("entry", "expected"),
-    [
-        ("a.txt", ("", "a.txt")),
-        ("de=a.txt", ("de", "a.txt")),
-        ("de=/data/split=1/a.txt", ("de", "/data/split=1/a.txt")),
-        ("/data/lang=de/a.txt", ("", "/data/lang=de/a.txt")),
-    ],
-)
-def test_split_language(entry: str, expected: tuple[str, str]) -> None:
-    assert split_language(entry) == expected

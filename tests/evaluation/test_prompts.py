@@ -481,7 +481,7 @@ def test_interrupted_command_is_resumed(folder: Path, monkeypatch: pytest.Monkey
     """A decoder and an encoder-decoder; an interrupted run is resumed; tables, figures and examples are saved."""
     gpt2 = save_model("gpt2", "AutoModelForCausalLM", folder / "gpt2")
     t5 = save_model("t5", "AutoModelForSeq2SeqLM", folder / "t5")
-    flags = {"model": [gpt2, t5], "shots": "0,1", "seeds": "0,1", "unigram_text": folder / "train.tsv"}
+    flags = {"model": [gpt2, t5], "shots": [0, 1], "seeds": [0, 1], "unigram_text": folder / "train.tsv"}
     flags["save_examples"] = True
     evaluated: list[str] = []
     limit = 6
@@ -562,7 +562,7 @@ def test_command_with_masked_model(folder: Path) -> None:
     assert f"--model {bert}" in error
     assert not (folder / "other").exists(), "nothing is computed"
     assert "for one task, not 4" in run(folder, **flags, evaluated_file=folder / "train.tsv")
-    assert "Expected numbers from 0" in run(folder, **flags, shots="0,x")
+    assert "Expected numbers from 0" in run(folder, **flags, shots=[0, -1])
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,12 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.analysis.attention.maps import attention_maps
 from hf_ctxmodels.analysis.comparison import WordScores, score_words
 from hf_ctxmodels.analysis.figures import AttentionView, ScatterMap
-from hf_ctxmodels.analysis.senses import Occurrence, context_text, find_occurrences, project
+from hf_ctxmodels.analysis.senses import Occurrence, context_text, find_occurrences, nearest_to_vectors, project
 from hf_ctxmodels.architectures.word_encoder import EncodedCorpus, WordEncoder
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
@@ -219,16 +218,12 @@ class ExploredModel:
             CtxError: There is no corpus, no such word or layer.
         """
         corpus = self._require_corpus()
-        query = F.normalize(self._encode_word(words, position, layer), dim=-1)
-        vectors = corpus.vectors[:, self._layer_index(layer)].float()
-        cosines = (F.normalize(vectors, dim=-1) @ query).masked_fill(~corpus.has_tokens, -torch.inf)
-        values, indices = cosines.topk(min(count, len(cosines)))
-        sentences = torch.searchsorted(corpus.starts, indices, right=True) - 1
+        query = self._encode_word(words, position, layer)
+        [neighbors] = nearest_to_vectors(corpus, query[None], self._layer_index(layer), count)
         rows = []
-        for value, index, number in zip(values.tolist(), indices.tolist(), sentences.tolist(), strict=True):
-            start = index - int(corpus.starts[number])
-            text = context_text(corpus.sentences[number], Occurrence(number, start, start + 1))
-            rows.append((corpus.words[index], text, value))
+        for occurrence, cosine in neighbors:
+            sentence = corpus.sentences[occurrence.sentence]
+            rows.append((sentence[occurrence.start], context_text(sentence, occurrence), cosine))
         return rows
 
     def sense_map(self, words: Sequence[str], position: int, layer: int) -> ScatterMap:

@@ -13,8 +13,7 @@ from scipy.stats import rankdata
 from torch import Tensor, nn
 
 from hf_ctxmodels.analysis.probing.probes import ProbeGrid, project
-from hf_ctxmodels.analysis.probing.training import ProbeTraining
-from hf_ctxmodels.core.console import progress_bar
+from hf_ctxmodels.analysis.probing.training import ProbeTraining, optimize_probes
 from hf_ctxmodels.data.treebanks import TreebankSentence
 
 StructuralTask = Literal["distance", "depth"]
@@ -148,37 +147,27 @@ def train_structural(
     description: str,
     progress: bool = True,
 ) -> None:
-    """Train with Adam, whose rate falls linearly to 0, and load each probe's weights of the best dev loss."""
+    """Train structural probes on trees; see `optimize_probes`."""
     batches_per_epoch = -(-len(train.sentences) // _BATCH_SENTENCES)
     epochs = max(training.epochs, -(-training.min_steps // batches_per_epoch))
-    steps = epochs * batches_per_epoch
-    optimizer = torch.optim.Adam(
-        probes.parameters(), training.learning_rate, weight_decay=training.weight_decay, fused=True
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     generator = torch.Generator().manual_seed(0)
     selection = replace(dev, sentences=dev.sentences[:_MAX_SELECTION_SENTENCES])
-    best: Any = None
-    best_loss: Any = None
-    batches = (batch for _ in range(epochs) for batch in train.batches(generator, _BATCH_SENTENCES))
-    evaluation_steps = {round(steps * (number + 1) / training.evaluations) for number in range(training.evaluations)}
-    for step, batch in enumerate(progress_bar(batches, description, unit="steps", total=steps, enabled=progress), 1):
-        optimizer.zero_grad()
-        structural_losses(probes, train, batch, task).sum().backward()
-        optimizer.step()
-        schedule.step()
-        if step not in evaluation_steps:
-            continue
-        weight = probes.weight.detach()
-        with torch.no_grad():
-            groups = selection.batches(None, _BATCH_SENTENCES)
-            losses = [structural_losses(probes, selection, group, task) * len(group) for group in groups]
-        loss = torch.stack(losses).sum(0)
-        is_better = torch.ones_like(loss, dtype=torch.bool) if best is None else loss < best_loss
-        best_loss = loss if best is None else torch.where(is_better, loss, best_loss)
-        best = torch.where(is_better[..., None, None], weight, weight if best is None else best)
-    with torch.no_grad():
-        probes.weight.copy_(best)
+
+    @torch.no_grad()
+    def dev_losses() -> Tensor:
+        batches = selection.batches(None, _BATCH_SENTENCES)
+        return torch.stack([structural_losses(probes, selection, batch, task) * len(batch) for batch in batches]).sum(0)
+
+    optimize_probes(
+        probes,
+        (batch for _ in range(epochs) for batch in train.batches(generator, _BATCH_SENTENCES)),
+        lambda batch: structural_losses(probes, train, batch, task),
+        dev_losses,
+        training,
+        steps=epochs * batches_per_epoch,
+        description=description,
+        progress=progress,
+    )
 
 
 @torch.no_grad()

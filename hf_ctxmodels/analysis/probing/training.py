@@ -1,17 +1,19 @@
 """Training and evaluation of batches of probes on fixed vectors."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_ctxmodels.analysis.probing.probes import ProbeBatch
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError
+
+Batch = TypeVar("Batch")
 
 UNKNOWN_LABEL = -100
 _EVALUATION_BATCH = 1024
@@ -195,31 +197,61 @@ def evaluate_probes(probes: Any, data: ProbeData, positive_label: int | None = N
 def train_probes(
     probes: Any, train: ProbeData, dev: ProbeData, training: ProbeTraining, *, description: str, progress: bool = True
 ) -> None:
-    """Train a batch of probes, and load the weights with the best dev loss of each.
-
-    The losses of the probes are summed, so that the gradient of each, and each step of Adam, is its own.
-    """
+    """Train a batch of probes on vectors of examples; see `optimize_probes`."""
     batch_size = min(training.batch_size, len(train))
     steps = max(training.epochs * math.ceil(len(train) / batch_size), training.min_steps)
+    selection = dev.select(0, _MAX_SELECTION_EXAMPLES)
+    optimize_probes(
+        probes,
+        _batches(len(train), batch_size, steps),
+        lambda index: train.losses(probes(train.batch(index)), index).mean(-1),
+        lambda: evaluate_probes(probes, selection).loss,
+        training,
+        steps=steps,
+        description=description,
+        progress=progress,
+    )
+
+
+def optimize_probes(
+    probes: nn.Module,
+    batches: Iterable[Batch],
+    batch_losses: Callable[[Batch], Tensor],
+    dev_losses: Callable[[], Tensor],
+    training: ProbeTraining,
+    *,
+    steps: int,
+    description: str,
+    progress: bool,
+) -> None:
+    """Train a batch of probes with Adam, whose rate falls linearly to 0, and load the weights with the best dev loss of
+    each.
+
+    The losses of the probes are summed, so that the gradient of each, and each step of Adam, is its own.
+
+    Args:
+        probes: Probes with (L, V, ...) parameters.
+        batches: The batches of all `steps`.
+        batch_losses: (L, V) losses of a batch.
+        dev_losses: (L, V) losses on the dev examples, without gradients.
+    """
     optimizer = torch.optim.Adam(
         probes.parameters(), training.learning_rate, weight_decay=training.weight_decay, fused=True
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    selection = dev.select(0, _MAX_SELECTION_EXAMPLES)
     best: dict[str, Tensor] = {}
     best_loss = None
     evaluation_steps = {round(steps * (number + 1) / training.evaluations) for number in range(training.evaluations)}
-    batches = _batches(len(train), batch_size, steps)
-    for step, index in enumerate(progress_bar(batches, description, unit="steps", total=steps, enabled=progress), 1):
+    for step, batch in enumerate(progress_bar(batches, description, unit="steps", total=steps, enabled=progress), 1):
         probes.train()
-        losses = train.losses(probes(train.batch(index)), index)
+        losses = batch_losses(batch)
         optimizer.zero_grad()
-        losses.mean(-1).sum().backward()
+        losses.sum().backward()
         optimizer.step()
         schedule.step()
         if step not in evaluation_steps:
             continue
-        loss = evaluate_probes(probes, selection).loss
+        loss = dev_losses()
         is_better = torch.ones_like(loss, dtype=torch.bool) if best_loss is None else loss < best_loss
         best_loss = loss if best_loss is None else torch.where(is_better, loss, best_loss)
         for name, parameter in probes.named_parameters():

@@ -52,7 +52,7 @@ from hf_ctxmodels.tokenizers.base import (
     check_tokenizer_matches_model,
     tokenizer_digest,
 )
-from hf_ctxmodels.training.accelerator import make_accelerator
+from hf_ctxmodels.training.accelerator import make_accelerator, restore_determinism
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import check_run_directory
 from hf_ctxmodels.training.defaults import with_default_rates
@@ -354,6 +354,7 @@ MakeTrainingSetup = Callable[
 """Task, training examples, their encoding, model with collator, tokenizer -> model with collator, training examples."""
 
 
+@restore_determinism()
 def finetune(
     arguments: FinetuningArguments,
     task_arguments: TaskArguments,

@@ -44,7 +44,7 @@ from hf_ctxmodels.downstream.tasks import TASKS, Encoded, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Collator, Feature
 from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
-from hf_ctxmodels.training.accelerator import make_accelerator
+from hf_ctxmodels.training.accelerator import make_accelerator, restore_determinism
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import check_run_directory, move_files, temporary_path
 from hf_ctxmodels.training.defaults import finetuning_epochs
@@ -229,6 +229,7 @@ class TaskRun:
         return {**fields, **files}
 
 
+@restore_determinism()
 def finetune_tasks(
     arguments: MultitaskArguments, start: StartingModelArguments, defaults: TaskArguments, loop: LoopArguments
 ) -> None:

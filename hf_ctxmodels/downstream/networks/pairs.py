@@ -279,10 +279,10 @@ def _second_text(is_word: Tensor, is_second: Tensor | None) -> Tensor:
 
 def pack_texts(vectors: Tensor, is_word: Tensor, is_second: Tensor | None = None) -> PackedSequences:
     """The words of each text of a batch as a sequence."""
-    build = PackedSequences.with_padding if is_traced(vectors) else PackedSequences.build
-    if is_second is None:
-        return build(is_word)
-    return build(is_word, on_host(lambda *masks: sequence_numbers(forward_fill_padding(*masks)), is_second, is_word))
+    sequences = None
+    if is_second is not None:
+        sequences = on_host(lambda *masks: sequence_numbers(forward_fill_padding(*masks)), is_second, is_word)
+    return PackedSequences.build(is_word, sequences, unpad=not is_traced(vectors))
 
 
 def _partners(is_word: Tensor, is_second: Tensor) -> Tensor:

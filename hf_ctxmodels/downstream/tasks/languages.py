@@ -44,6 +44,13 @@ def set_language(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, l
         tokenizer.language = language  # type: ignore[attr-defined]
 
 
+def split_language(entry: str) -> tuple[str, str]:
+    """The language and the file of an entry FILE or LANGUAGE=FILE; the language is empty for FILE, whose directories
+    may have equals signs."""
+    language, equals, file = entry.partition("=")
+    return (language, file) if equals and "/" not in language else ("", entry)
+
+
 def directories_of_languages(
     entries_text: str | None, languages: Iterable[str], content: str, location: str
 ) -> dict[str, str]:
@@ -51,8 +58,8 @@ def directories_of_languages(
     if one of the `languages` has no directory; `content` describes the directories."""
     if not entries_text:
         return {}
-    entries = [entry.strip().partition("=")[::2] for entry in entries_text.split(",")]
-    directories = {language: directory for language, directory in entries if directory}
+    entries = [split_language(entry.strip()) for entry in entries_text.split(",")]
+    directories = {language: directory for language, directory in entries if language and directory}
     missing = [language for language in languages if language not in directories]
     if missing or len(directories) < len(entries):
         raise CtxError(
@@ -86,9 +93,10 @@ class LanguageFile:
         (`xquad.de.json`). `split` is "train", "dev" or "test", or another language for files of translations
         (`tatoeba.en-de.tsv`).
         """
-        language, separator, file = entry.partition("=")
-        if separator:
+        language, file = split_language(entry)
+        if language:
             return cls(language, Path(file))
+        language = entry
         pattern = NAMES.get(task, "*{language}*{split}*").format(language=language, split=split)
         paths: list[Path] = []
         if folder and language.isalpha():

@@ -28,7 +28,7 @@ from hf_ctxmodels.downstream.text2text.metrics import deca_score
 from hf_ctxmodels.downstream.text2text.mixture import MixtureArguments, TaskMixture, describe_rates, summarize_rates
 from hf_ctxmodels.downstream.text2text.scores import ComparedRun, ScoreTable, read_compared_runs
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
-from hf_ctxmodels.training.accelerator import make_accelerator
+from hf_ctxmodels.training.accelerator import make_accelerator, restore_determinism
 from hf_ctxmodels.training.checkpoint_files import check_run_directory, move_files, temporary_path
 from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult
 from hf_ctxmodels.training.model_loading import prepare_for_training
@@ -79,6 +79,7 @@ class BestTaskModel(BestModel):
         return read_json(file, hint="delete the directory.") if file.is_file() else {}
 
 
+@restore_determinism()
 def finetune_text2text(
     arguments: TextToTextArguments,
     start: StartingModelArguments,

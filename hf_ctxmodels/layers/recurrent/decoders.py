@@ -58,8 +58,7 @@ class VectorDecoder(nn.Module):
         embeddings = self.embeddings(ids)
         states = torch.cat([embeddings, vectors[:, None].expand(-1, ids.shape[1], -1).to(embeddings.dtype)], -1)
         tokens = to_device(torch.ones(ids.shape, dtype=torch.bool), ids.device) if tokens is None else tokens
-        build = PackedSequences.build if unpad else PackedSequences.with_padding
-        packing = build(tokens, None, 1)
+        packing = PackedSequences.build(tokens, directions=1, unpad=unpad)
         final_states, recorded = [], [embeddings]
         for layer, initial_state in zip(self.layers, cache.states, strict=True):
             inputs = packing.pack(self.dropout(states))

@@ -52,11 +52,16 @@ class PackedSequences:
     restarts: Tensor | None = None
 
     @classmethod
-    def build(cls, tokens: Tensor, sequences: Tensor | None = None, directions: int = 2) -> "PackedSequences":
+    def build(
+        cls, tokens: Tensor, sequences: Tensor | None = None, directions: int = 2, unpad: bool = True
+    ) -> "PackedSequences":
         """Pack the (rows, length) positions where `tokens` is True, which may be anywhere in a row.
 
         `sequences` are (rows, length) numbers of the sequence within its row; None for one sequence per row.
+        `unpad=False` packs padding positions too, see `with_padding`.
         """
+        if not unpad:
+            return cls.with_padding(tokens, sequences, directions)
         (rows, length), device = tokens.shape, tokens.device
         positions = host_copy(tokens).flatten().nonzero()[:, 0]
         keys = positions // length

@@ -72,7 +72,7 @@ class TargetLSTM(nn.Module):
             tokens = to_device(torch.ones(ids.shape, dtype=torch.bool), ids.device)
         else:
             tokens = on_host(Tensor.bool, tokens)
-        packing = (PackedSequences.build if unpad else PackedSequences.with_padding)(tokens, None, 1)
+        packing = PackedSequences.build(tokens, directions=1, unpad=unpad)
         inputs = packing.pack(dropout(embeddings, dropout_rates[0], self.training))
         packed, state = self.layer(inputs, packing, packing.pack_state(cache.states[0]))
         states = dropout(packing.unpack(packed)[0], dropout_rates[1], self.training)
