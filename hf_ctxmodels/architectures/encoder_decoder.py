@@ -25,7 +25,7 @@ from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.seq2seq import DecoderAliases, as_model_output
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL
 from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
-from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.layers.pooling import build_token_mask
 from hf_ctxmodels.layers.transformer import FeedForward, ScaledEmbedding, TransformerBlock
 
 
@@ -289,8 +289,9 @@ class EncoderDecoder(CtxPreTrainedModel):
             raise CtxError(
                 "The decoder has no input.", hint="pass decoder_input_ids, or input_ids that are shifted to the right."
             )
-        tokens, start = token_mask(inputs, attention_mask, sequence_ids), self.config.decoder_start_token_id or 0
-        masks = (tokens,) if sequence_ids is None else (tokens, sequence_ids)
+        start = self.config.decoder_start_token_id or 0
+        token_mask = build_token_mask(inputs, attention_mask, sequence_ids)
+        masks = (token_mask,) if sequence_ids is None else (token_mask, sequence_ids)
         columns = on_host(preceding_columns, *masks)
         if input_ids is not None:
 
@@ -304,12 +305,13 @@ class EncoderDecoder(CtxPreTrainedModel):
         return None, torch.where(is_first[..., None], start_vector, shifted)
 
 
-def preceding_columns(tokens: Tensor, sequence_ids: Tensor | None = None) -> Tensor:
-    """(batch, length) column of the token before each token in its sequence, -1 for the first; `tokens` (batch, length)
-    is False at padding."""
-    length = tokens.shape[1]
-    columns, rank = torch.arange(length, device=tokens.device), tokens.cumsum(1) - tokens.long()
-    token_columns = torch.where(tokens, columns, columns + length).sort(1).values  # tokens first; ONNX has no cummax
+def preceding_columns(token_mask: Tensor, sequence_ids: Tensor | None = None) -> Tensor:
+    """(batch, length) column of the token before each token in its sequence, -1 for the first; `token_mask`
+    (batch, length) is False at padding."""
+    length = token_mask.shape[1]
+    columns, rank = torch.arange(length, device=token_mask.device), token_mask.cumsum(1) - token_mask.long()
+    # tokens first; ONNX has no cummax
+    token_columns = torch.where(token_mask, columns, columns + length).sort(1).values
     preceding = token_columns.gather(1, (rank - 1).clamp(min=0))
     is_first = rank == 0
     if sequence_ids is not None:

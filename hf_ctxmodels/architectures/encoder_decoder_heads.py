@@ -28,7 +28,7 @@ from hf_ctxmodels.heads.base import (
 )
 from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput, Seq2SeqHead, as_model_output
 from hf_ctxmodels.layers.cpu.linear import linear
-from hf_ctxmodels.layers.pooling import last_token_columns, mask_until_last_target, states_at, token_mask
+from hf_ctxmodels.layers.pooling import build_token_mask, last_token_columns, mask_until_last_target, states_at
 
 
 class EncoderDecoderHeadModel(HeadModel):
@@ -78,17 +78,17 @@ class EncoderDecoderHeadModel(HeadModel):
 
     def _end_token_columns(self, words: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:
         """(batch,) column of the last end token, or of the last token in rows without an end token."""
-        tokens = token_mask(words, attention_mask)
+        token_mask = build_token_mask(words, attention_mask)
         end_ids = self.config.eos_token_id
         if input_ids is None or end_ids is None:
-            return on_host(lambda mask: last_token_columns(mask, mask), tokens)
+            return on_host(lambda mask: last_token_columns(mask, mask), token_mask)
         end_ids = [end_ids] if isinstance(end_ids, int) else end_ids
 
         def end_columns(ids: Tensor, mask: Tensor) -> Tensor:
             is_end = torch.stack([ids == end_id for end_id in end_ids]).any(0) & mask
             return torch.where(is_end.any(1), last_token_columns(ids, is_end), last_token_columns(ids, mask))
 
-        return on_host(end_columns, input_ids, tokens)
+        return on_host(end_columns, input_ids, token_mask)
 
 
 class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):

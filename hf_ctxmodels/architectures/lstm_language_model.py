@@ -21,7 +21,7 @@ from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.base import ItemCounts, mean_over_targets
 from hf_ctxmodels.heads.causal_lm import ForCausalLM
 from hf_ctxmodels.layers.cpu.dropout import dropout
-from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
+from hf_ctxmodels.layers.pooling import Pooling, build_token_mask, pool_tokens
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
 
@@ -141,7 +141,7 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
         use_cache = sequence_ids is None and (config.stateful if use_cache is None else use_cache)
         return LSTMLanguageModelOutput(
             last_hidden_state=last if output_mask is None else select_true(last, output_mask),
-            pooler_output=None if self.pooling is None else pool_tokens(last, inputs.tokens, self.pooling),
+            pooler_output=None if self.pooling is None else pool_tokens(last, inputs.token_mask, self.pooling),
             hidden_states=(*hidden_states, last) if returns_hidden_states else None,
             past_key_values=cache if use_cache else None,
         )
@@ -193,8 +193,8 @@ class LSTMForCausalLM(ForCausalLM):
         states = outputs.last_hidden_state
         outputs.last_hidden_state = dropped_states = self.output_dropout(states)
         if target_mask is not None and self.training:
-            tokens = token_mask(states, attention_mask, sequence_ids)
-            is_same_sequence = on_host(lambda mask: mask[:, 1:] & mask[:, :-1], tokens)
+            token_mask = build_token_mask(states, attention_mask, sequence_ids)
+            is_same_sequence = on_host(lambda mask: mask[:, 1:] & mask[:, :-1], token_mask)
             if sequence_ids is not None:
                 is_same_sequence = on_host(
                     lambda same, numbers: same & (numbers[:, 1:] == numbers[:, :-1]), is_same_sequence, sequence_ids

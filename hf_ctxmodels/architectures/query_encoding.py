@@ -22,7 +22,7 @@ from hf_ctxmodels.core.inputs import check_ids, reject_unused_tensors, sequence_
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.layers.attention.layouts import build_layout
 from hf_ctxmodels.layers.attention.masks import MaskSpec
-from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.layers.pooling import build_token_mask
 from hf_ctxmodels.layers.transformer import StackOutput, run_stack
 
 
@@ -141,7 +141,7 @@ def prepare_source(
         token_type_ids=token_type_ids,
     )
     check_ids("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size")
-    is_token = host_copy(token_mask(words, attention_mask))
+    is_token = host_copy(build_token_mask(words, attention_mask))
     positions = (is_token.cumsum(1) - 1).clamp(min=0)
     lengths = is_token.sum(1, keepdim=True).expand_as(positions)
     ranges = torch.stack([lengths, positions, positions + 1], -1)

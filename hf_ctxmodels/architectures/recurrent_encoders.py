@@ -10,7 +10,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import is_traced, on_host
 from hf_ctxmodels.core.inputs import check_no_empty_rows, sequence_numbers
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.layers.pooling import build_token_mask
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences, concat_directions
 
 
@@ -19,13 +19,13 @@ class CheckedInputs:
     """The checked inputs of an encoder: `words` are (batch, length, ...) ids, or (batch, length, width) embeddings.
 
     Attributes:
-        tokens: (batch, length) bool, False at padding.
+        token_mask: (batch, length) bool, False at padding.
         sequences: (batch, length) index of the sequence within its row; None for one sequence per row.
     """
 
     words: Tensor
     are_ids: bool
-    tokens: Tensor
+    token_mask: Tensor
     sequences: Tensor | None
     unpad: bool
 
@@ -33,15 +33,15 @@ class CheckedInputs:
         """(batch, length, width) embeddings, computed from ids by `embed_ids`."""
         return embed_ids(self.words) if self.are_ids else self.words
 
-    def pack(self, directions: int, tokens: Tensor | None = None) -> PackedSequences:
-        """Pack `tokens`, by default the attribute; with padding if `config.unpad` is false or a graph is traced."""
-        tokens = self.tokens if tokens is None else tokens
-        return PackedSequences.build(tokens, self.sequences, directions, self.unpad and not is_traced(self.words))
+    def pack(self, directions: int, token_mask: Tensor | None = None) -> PackedSequences:
+        """Pack `token_mask`, by default the attribute; with padding if `config.unpad` is false or a graph is traced."""
+        token_mask = self.token_mask if token_mask is None else token_mask
+        return PackedSequences.build(token_mask, self.sequences, directions, self.unpad and not is_traced(self.words))
 
 
-def zero_padding(states: Tensor, tokens: Tensor) -> Tensor:
-    """(batch, length, width) states, zero where `tokens` (batch, length) bool is False."""
-    return states * tokens[..., None].to(states.dtype)
+def zero_padding(states: Tensor, token_mask: Tensor) -> Tensor:
+    """(batch, length, width) states, zero where `token_mask` (batch, length) bool is False."""
+    return states * token_mask[..., None].to(states.dtype)
 
 
 def prepare_inputs(
@@ -76,11 +76,11 @@ def prepare_inputs(
         raise CtxError("past_key_values cannot be combined with sequence_ids: a cache has one state per row.")
     masks = {"sequence_ids": sequence_ids, "output_mask": output_mask, "token_type_ids": token_type_ids}
     words = model.check_input_of_any_length(input_ids, inputs_embeds, attention_mask, width, **masks)
-    tokens = token_mask(words, attention_mask, sequence_ids)
+    token_mask = build_token_mask(words, attention_mask, sequence_ids)
     if not is_traced(words):
-        check_no_empty_rows(tokens)
+        check_no_empty_rows(token_mask)
     sequences = None if sequence_ids is None else on_host(sequence_numbers, sequence_ids)
-    return CheckedInputs(words, input_ids is not None, tokens, sequences, model.config.unpad)
+    return CheckedInputs(words, input_ids is not None, token_mask, sequences, model.config.unpad)
 
 
 def run_stateful_layers(

@@ -20,7 +20,7 @@ from hf_ctxmodels.core.host_copies import CollatedBatch, select_true
 from hf_ctxmodels.core.loading import load_pretrained, read_json
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.cpu.dropout import Dropout
-from hf_ctxmodels.layers.pooling import Pooling, PoolingLayer, pool_tokens, token_mask
+from hf_ctxmodels.layers.pooling import Pooling, PoolingLayer, build_token_mask, pool_tokens
 from hf_ctxmodels.layers.recurrent.packing import run_bidirectional
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
@@ -61,9 +61,9 @@ class RecurrentSentenceEncoder(CtxPreTrainedModel):
         """Create a bidirectional layer with this width per direction, by default an LSTM."""
         return LSTM(input_size, hidden_size, state_bias=True)
 
-    def select_tokens(self, input_ids: Tensor | None, tokens: Tensor) -> Tensor:
-        """(batch, length) bool: the tokens to encode, a subset of `tokens`, which is False at padding."""
-        return tokens
+    def select_tokens(self, input_ids: Tensor | None, token_mask: Tensor) -> Tensor:
+        """(batch, length) bool: the tokens to encode, a subset of `token_mask`, which is False at padding."""
+        return token_mask
 
     @can_return_tuple
     def forward(
@@ -90,13 +90,13 @@ class RecurrentSentenceEncoder(CtxPreTrainedModel):
         inputs = prepare_inputs(
             self, input_ids, inputs_embeds, attention_mask, sequence_ids, output_mask, token_type_ids=token_type_ids
         )
-        tokens = self.select_tokens(input_ids, inputs.tokens)
-        embedded = zero_padding(inputs.embed(self.get_input_embeddings()), tokens)
-        states, _ = run_bidirectional(self.layers, self.dropout(embedded), inputs.pack(2, tokens), self.dropout)
+        token_mask = self.select_tokens(input_ids, inputs.token_mask)
+        embedded = zero_padding(inputs.embed(self.get_input_embeddings()), token_mask)
+        states, _ = run_bidirectional(self.layers, self.dropout(embedded), inputs.pack(2, token_mask), self.dropout)
         last = states[-1]
         return BaseModelOutputWithPooling(
             last_hidden_state=last if output_mask is None else select_true(last, output_mask),
-            pooler_output=None if self.pooler is None else self.pooler(last, tokens),
+            pooler_output=None if self.pooler is None else self.pooler(last, token_mask),
             hidden_states=(embedded, *states[1:]) if self.config.returns_hidden_states(output_hidden_states) else None,
         )
 
@@ -123,7 +123,7 @@ def sentence_vectors(model: PreTrainedModel, inputs: Mapping[str, Tensor], pooli
         outputs = model(return_dict=True, **inputs)
     if pooling is not None:
         states = outputs.last_hidden_state
-        return pool_tokens(states, token_mask(states, inputs.get("attention_mask")), pooling)
+        return pool_tokens(states, build_token_mask(states, inputs.get("attention_mask")), pooling)
     pooler_output = getattr(outputs, "pooler_output", None)
     if pooler_output is None:
         raise CtxError(

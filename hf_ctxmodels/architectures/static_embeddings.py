@@ -140,10 +140,10 @@ class StaticEmbeddingModel(StaticPreTrainedModel):
         """
         width = self.config.hidden_size
         inputs = prepare_inputs(self, input_ids, inputs_embeds, attention_mask, sequence_ids, output_mask, width=width)
-        states = zero_padding(inputs.embed(self.embed_ids), inputs.tokens)
+        states = zero_padding(inputs.embed(self.embed_ids), inputs.token_mask)
         return BaseModelOutputWithPooling(
             last_hidden_state=states if output_mask is None else select_true(states, output_mask),
-            pooler_output=None if self.pooler is None else self.pooler(states, inputs.tokens),
+            pooler_output=None if self.pooler is None else self.pooler(states, inputs.token_mask),
             hidden_states=(states,) if self.config.returns_hidden_states(output_hidden_states) else None,
         )
 

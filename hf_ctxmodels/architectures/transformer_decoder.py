@@ -25,7 +25,7 @@ from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.common import HookPoint, embedding_matrix
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.lm_loss.cross_entropy import chunked_cross_entropy, summed_cross_entropy
-from hf_ctxmodels.layers.pooling import Pooling, token_mask
+from hf_ctxmodels.layers.pooling import Pooling, build_token_mask
 from hf_ctxmodels.layers.transformer import (
     BlockOutput,
     FeedForward,
@@ -234,7 +234,7 @@ def token_positions(
     length = words.shape[1]
     padding = padding_mask_or_none(attention_mask)
     if sequence_ids is not None:
-        return (cumulative_token_counts(token_mask(words, padding, sequence_ids), sequence_ids) - 1).clamp(min=0)
+        return (cumulative_token_counts(build_token_mask(words, padding, sequence_ids), sequence_ids) - 1).clamp(min=0)
     if padding is not None:
         return ((padding != 0).cumsum(1)[:, -length:] - 1).clamp(min=0)
     return torch.arange(length, device=words.device)[None] + past_length
@@ -415,7 +415,7 @@ class DecoderHeadModel(HeadModel):
         mask = padding_mask_or_none(mask)
         labels = input_ids
         if mask is not None:
-            labels = on_host(lambda ids, tokens: ids.masked_fill(tokens == 0, IGNORE_INDEX), input_ids, mask)
+            labels = on_host(lambda ids, token_mask: ids.masked_fill(token_mask == 0, IGNORE_INDEX), input_ids, mask)
         next_tokens = next_token_targets(labels, input_ids.shape[1], mask, sequence_ids)
         has_target = mask_of_targets(next_tokens)
         rows_per_example = len(input_ids) // len(target_counts)

@@ -242,23 +242,23 @@ def nonzero_in_all(*masks: Tensor | None) -> Tensor | None:
     return on_host(combine, *available_masks) if available_masks else None
 
 
-def check_no_empty_rows(tokens: Tensor) -> None:
-    """Raise CtxError if a row of (batch, length) bool has no token."""
-    has_token = host_copy(tokens).any(1)
+def check_no_empty_rows(token_mask: Tensor) -> None:
+    """Raise CtxError if a row of a (batch, length) bool mask has no token."""
+    has_token = host_copy(token_mask).any(1)
     if not bool(has_token.all()):
         row = int((~has_token).nonzero()[0])
         raise CtxError(f"Row {row} of attention_mask has no token.", hint="remove the row.")
 
 
-def cumulative_token_counts(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
+def cumulative_token_counts(token_mask: Tensor, sequence_ids: Tensor | None) -> Tensor:
     """(batch, length) number of tokens of the sequence up to and including each column.
 
-    `tokens` (batch, length) is False at padding; a run of equal `sequence_ids` is a sequence, None is one per row.
+    `token_mask` (batch, length) is False at padding; a run of equal `sequence_ids` is a sequence, None is one per row.
     """
-    counts = tokens.cumsum(1)
+    counts = token_mask.cumsum(1)
     if sequence_ids is None:
         return counts
-    return counts - ((counts - tokens.long()) * sequence_starts(sequence_ids)).cummax(1).values
+    return counts - ((counts - token_mask.long()) * sequence_starts(sequence_ids)).cummax(1).values
 
 
 def sequence_starts(sequence_ids: Tensor) -> Tensor:

@@ -81,9 +81,9 @@ def compare(
     model: PreTrainedModel, reference: PreTrainedModel, batch: dict[str, torch.Tensor]
 ) -> tuple[float, tuple[float, float]]:
     """Largest difference of two models' hidden states at tokens, and their median seconds in interleaved runs."""
-    tokens = batch["attention_mask"].bool()
+    token_mask = batch["attention_mask"].bool()
     models = (model, reference)
-    states = [encoder(**batch).last_hidden_state[tokens] for encoder in models]
+    states = [encoder(**batch).last_hidden_state[token_mask] for encoder in models]
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(_ROUNDS):
         for encoder, seconds in zip(models, times, strict=True):

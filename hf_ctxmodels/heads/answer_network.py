@@ -8,7 +8,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, on_host
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import linear
-from hf_ctxmodels.layers.pooling import attention_pooling, pair_features, token_mask
+from hf_ctxmodels.layers.pooling import attention_pooling, build_token_mask, pair_features
 
 
 class AnswerNetwork(nn.Module):
@@ -44,10 +44,10 @@ class AnswerNetwork(nn.Module):
 
         `token_type_ids` (batch, length) are 0 in the first text and above 0 in the second.
         """
-        tokens = token_mask(states, attention_mask)
-        segments = on_host(torch.zeros_like, tokens) if token_type_ids is None else token_type_ids
-        first = on_host(lambda mask, ids: mask & (ids == 0), tokens, segments)
-        second = on_host(lambda mask, ids: mask & (ids != 0), tokens, segments)
+        token_mask = build_token_mask(states, attention_mask)
+        segments = on_host(torch.zeros_like, token_mask) if token_type_ids is None else token_type_ids
+        first = on_host(lambda mask, ids: mask & (ids == 0), token_mask, segments)
+        second = on_host(lambda mask, ids: mask & (ids != 0), token_mask, segments)
         is_checked = token_type_ids is None or not torch.compiler.is_compiling()
         if is_checked and not bool((host_copy(first).any(1) & host_copy(second).any(1)).all()):
             raise CtxError(

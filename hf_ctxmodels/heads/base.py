@@ -21,7 +21,7 @@ from hf_ctxmodels.heads.layer_mix import build_layer_mix, encode_with_layer_mix
 from hf_ctxmodels.layers.common import HookPoint, ScalarMix
 from hf_ctxmodels.layers.cpu.linear import MAX_PREPACKED_BYTES
 from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
-from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
+from hf_ctxmodels.layers.pooling import Pooling, build_token_mask, pool_tokens
 
 ItemCounts = int | Tensor | Mapping[str, int | Tensor] | None
 """Number of targets, or name of the targets -> number; None for the numbers in the batch. See `heads.base`."""
@@ -272,8 +272,8 @@ class HeadModel(CtxPreTrainedModel):
                     f"Pooling needs an attention_mask (batch, length); got {tuple(attention_mask.shape)}.",
                     hint="pass a mask of this shape, or set classifier_pooling=None.",
                 )
-            tokens = token_mask(outputs.last_hidden_state, attention_mask, inputs.get("sequence_ids"))
-            outputs.pooler_output = pool_tokens(outputs.last_hidden_state, tokens, self.pooling)
+            token_mask = build_token_mask(outputs.last_hidden_state, attention_mask, inputs.get("sequence_ids"))
+            outputs.pooler_output = pool_tokens(outputs.last_hidden_state, token_mask, self.pooling)
         return outputs
 
     def extra_ids(self, **ids: Tensor | None) -> dict[str, Tensor]:

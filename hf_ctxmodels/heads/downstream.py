@@ -30,7 +30,7 @@ from hf_ctxmodels.heads.base import (
 )
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.lm_loss.cross_entropy import ProjectedHead
-from hf_ctxmodels.layers.pooling import pair_features, text_masks, token_mask
+from hf_ctxmodels.layers.pooling import build_token_mask, pair_features, text_masks
 
 _SequenceOutputClass = type[SequenceClassifierOutput] | type[Seq2SeqSequenceClassifierOutput]
 _SpanOutputClass = type[QuestionAnsweringModelOutput] | type[Seq2SeqQuestionAnsweringModelOutput]
@@ -170,7 +170,7 @@ def encode_text_pair(
         outputs = HeadModel.encode(head, attention_mask=attention_mask, **arguments, **kwargs)
         return outputs, outputs.pooler_output, outputs.pooler_output
     is_second = on_host(lambda types: types != 0, token_type_ids)
-    masks = text_masks(token_mask(inputs, attention_mask), is_second)
+    masks = text_masks(build_token_mask(inputs, attention_mask), is_second)
     stacked_arguments = {
         name: None if tensor is None else on_host(lambda rows: torch.cat([rows, rows]), tensor)
         for name, tensor in arguments.items()

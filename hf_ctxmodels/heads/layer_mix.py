@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import padding_mask_or_none
 from hf_ctxmodels.layers.common import ScalarMix
-from hf_ctxmodels.layers.pooling import PoolingLayer, first_token_columns, pool_tokens, states_at, token_mask
+from hf_ctxmodels.layers.pooling import PoolingLayer, build_token_mask, first_token_columns, pool_tokens, states_at
 
 
 def find_layer_stack(encoder: PreTrainedModel) -> nn.Module | None:
@@ -62,7 +62,7 @@ def _pool(
 ) -> Tensor | None:
     """Pool the mixed states in the way in which the encoder pools its last layer; None if it has no pooling."""
     pooler, pooling = getattr(encoder, "pooler", None), getattr(encoder, "pooling", None)
-    is_token = token_mask(states, padding_mask_or_none(attention_mask))
+    is_token = build_token_mask(states, padding_mask_or_none(attention_mask))
     if sequence_ids is not None:
         is_token = is_token & (sequence_ids != 0)
     if isinstance(pooler, PoolingLayer):

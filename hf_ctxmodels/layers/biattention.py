@@ -33,16 +33,18 @@ class Biattention(nn.Module):
         self.selectors = nn.ModuleList(nn.Linear(2 * width, 1, bias=False) for _ in range(2))
         self.dropout = Dropout(dropout)
 
-    def forward(self, states: Tensor, tokens: Tensor, is_second_text: Tensor, unpad: bool) -> Tensor:
+    def forward(self, states: Tensor, token_mask: Tensor, is_second_text: Tensor, unpad: bool) -> Tensor:
         """(batch, length, input) states -> (batch, 16 * width) pooled texts.
 
         The (batch, length) bool masks are False at padding, and True at words of the second text and padding within it.
         """
-        masks = text_masks(tokens, is_second_text)
+        masks = text_masks(token_mask, is_second_text)
         texts = [on_host(lambda mask, half=half: mask.chunk(2)[half], masks) for half in range(2)]
         sequences = on_host(sequence_numbers, is_second_text)
         inputs = linear(self.project, self.dropout(states)).relu()
-        encoded = run_layer(self.encoder, self.dropout(inputs), PackedSequences.build(tokens, sequences, unpad=unpad))
+        encoded = run_layer(
+            self.encoder, self.dropout(inputs), PackedSequences.build(token_mask, sequences, unpad=unpad)
+        )
         affinities = (encoded @ encoded.transpose(1, 2)).float()
         pooled = []
         for text, other_text, integrator, selector in zip(

@@ -88,15 +88,15 @@ class ScalarMix(nn.Module):
         """Squared norm of the weights, the distance from the average (Peters et al. 2018, section 3.3)."""
         return self.weights.float().square().sum()
 
-    def forward(self, states: Sequence[Tensor], tokens: Tensor | None = None) -> Tensor:
-        """Mix (batch, length, width) states of each layer; `tokens` (batch, length) bool is False at padding."""
+    def forward(self, states: Sequence[Tensor], token_mask: Tensor | None = None) -> Tensor:
+        """Mix (batch, length, width) states of each layer; `token_mask` (batch, length) bool is False at padding."""
         included = [
             layer for layer, layer_states in enumerate(states) if layer_states.shape[-1] == states[-1].shape[-1]
         ]
         weights = torch.stack([self.weights[layer] for layer in included]).float().softmax(0) * self.gamma
         states = [states[layer] for layer in included]
         if self.layer_norm:
-            states = [_normalize(layer, tokens) for layer in states]
+            states = [_normalize(layer, token_mask) for layer in states]
         mixed = states[0] * weights[0].to(states[0].dtype)
         for layer, weight in zip(states[1:], weights[1:], strict=True):
             mixed = mixed + layer * weight.to(layer.dtype)
@@ -108,10 +108,10 @@ def layer_shares(model: nn.Module) -> dict[str, list[float]]:
     return {name: module.shares() for name, module in model.named_modules() if isinstance(module, ScalarMix)}
 
 
-def _normalize(states: Tensor, tokens: Tensor | None) -> Tensor:
+def _normalize(states: Tensor, token_mask: Tensor | None) -> Tensor:
     """States of a layer with mean 0 and variance 1 over all tokens and dimensions of the batch; 0 at padding."""
     values = states.float()
-    mask = torch.ones_like(values[..., :1]) if tokens is None else tokens[..., None].to(values.dtype)
+    mask = torch.ones_like(values[..., :1]) if token_mask is None else token_mask[..., None].to(values.dtype)
     count = mask.sum() * values.shape[-1]
     mean = (values * mask).sum() / count
     centered = (values - mean) * mask

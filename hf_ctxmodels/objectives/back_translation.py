@@ -224,11 +224,11 @@ def translate(
     is_end = (generated[:, 1:] == end_id) | (steps == limits[:, None])
     has_end_before = is_end.cumsum(1) - is_end.long() > 0
     generated[:, 1:] = generated[:, 1:].masked_fill(is_end, end_id)
-    tokens = torch.cat([torch.ones_like(is_end[:, :1]), ~has_end_before], 1)
+    token_mask = torch.cat([torch.ones_like(is_end[:, :1]), ~has_end_before], 1)
     pad_token_id = model.config.pad_token_id
     return {
-        "input_ids": generated.masked_fill(~tokens, 0 if pad_token_id is None else pad_token_id),
-        "attention_mask": tokens.long(),
+        "input_ids": generated.masked_fill(~token_mask, 0 if pad_token_id is None else pad_token_id),
+        "attention_mask": token_mask.long(),
         "langs": other_langs[:, None].expand_as(generated),
     }
 

@@ -240,10 +240,10 @@ class DataCollatorForStreamMaskedLM(PaddingCollator):
 
     def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of the masking, and examples with a translation."""
-        ids, labels, tokens = batch["input_ids"], batch["labels"], batch["attention_mask"] != 0
-        counts = count_selected(ids, labels, tokens, self.mask_id)
+        ids, labels, token_mask = batch["input_ids"], batch["labels"], batch["attention_mask"] != 0
+        counts = count_selected(ids, labels, token_mask, self.mask_id)
         counts["maskable_tokens"] -= len(ids)  # the first token is never selected
-        restarts = (batch["position_ids"] == 0) & tokens
+        restarts = (batch["position_ids"] == 0) & token_mask
         return counts | {"translations": int((restarts.sum(1) > 1).sum())}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:

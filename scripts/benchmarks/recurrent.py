@@ -112,11 +112,11 @@ def _sentences(case: Case, device: torch.device, dtype: torch.dtype) -> ForwardP
     layers = nn.ModuleList(LSTM(size, width, state_bias=True) for size in (width, 2 * width)).to(device, dtype)
     reference = torch_layers(layers)
     lengths = demo_lengths(case.batch_size, case.length)
-    tokens = (torch.arange(int(lengths.max())) < lengths[:, None]).to(device)
-    batch = 0.5 * torch.randn(*tokens.shape, width, device=device, dtype=dtype)
+    token_mask = (torch.arange(int(lengths.max())) < lengths[:, None]).to(device)
+    batch = 0.5 * torch.randn(*token_mask.shape, width, device=device, dtype=dtype)
 
     def forward() -> Tensor:
-        return run_bidirectional(layers, batch, PackedSequences.build(tokens), nn.Identity())[0][-1]
+        return run_bidirectional(layers, batch, PackedSequences.build(token_mask), nn.Identity())[0][-1]
 
     return forward, lambda: unpack(reference(pack(batch, lengths))[0])
 

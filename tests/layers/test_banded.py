@@ -52,11 +52,11 @@ def test_layer_uses_banded_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(backends, "banded_attention", record_call)
     layer, spec = SelfAttention(24, 3), MaskSpec(causal=True, window=10)
-    states, tokens = torch.randn(4, 150, 24), torch.arange(150) < torch.tensor([150, 12, 149, 70])[:, None]
-    packed = PackedLayout.build(4, 150, tokens, None, states.device)
+    states, token_mask = torch.randn(4, 150, 24), torch.arange(150) < torch.tensor([150, 12, 149, 70])[:, None]
+    packed = PackedLayout.build(4, 150, token_mask, None, states.device)
     context = packed.unpack(layer(packed.pack(states), packed, spec)[0])
-    expected, probabilities = layer(states, PaddedLayout(4, 150, tokens, implementation="eager"), spec)
-    assert_close(context[tokens], expected[tokens])
+    expected, probabilities = layer(states, PaddedLayout(4, 150, token_mask, implementation="eager"), spec)
+    assert_close(context[token_mask], expected[token_mask])
     assert sum(calls) == 3
     assert (probabilities[0, 0, 100, 91:101] > 0).all()
     assert not probabilities[0, 0, 100, :91].any()

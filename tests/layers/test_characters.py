@@ -58,12 +58,12 @@ def test_scalar_mix() -> None:
 
 
 def test_scalar_mix_normalizes_over_tokens_only() -> None:
-    tokens, states = torch.tensor([[True, True, False]]), torch.randn(1, 3, 50) * 7 + 3
-    mixed = ScalarMix(1, layer_norm=True)([states], tokens)
+    token_mask, states = torch.tensor([[True, True, False]]), torch.randn(1, 3, 50) * 7 + 3
+    mixed = ScalarMix(1, layer_norm=True)([states], token_mask)
     torch.testing.assert_close(mixed[0, :2].mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
     torch.testing.assert_close(mixed[0, :2].var(correction=0), torch.tensor(1.0))
     states[0, 2] = 1e4
-    torch.testing.assert_close(ScalarMix(1, layer_norm=True)([states], tokens), mixed)
+    torch.testing.assert_close(ScalarMix(1, layer_norm=True)([states], token_mask), mixed)
 
 
 class TestCharacterVectors:

@@ -94,8 +94,8 @@ def test_uniform_mode_attention_weights(case: Case) -> None:
                 expected, actual = baseline[fields[name]][0].clone(), gated[fields[name]][0]
                 visible = (expected > 0).float()
                 expected[:, DISABLED_HEADS] = (visible / visible.sum(-1, keepdim=True).clamp(min=1))[:, DISABLED_HEADS]
-                tokens = batch["attention_mask"].bool() if "attention_mask" in batch else batch["input_ids"] != 0
-                rows = tokens[:, None, :].expand(-1, expected.shape[1], -1)
+                token_mask = batch["attention_mask"].bool() if "attention_mask" in batch else batch["input_ids"] != 0
+                rows = token_mask[:, None, :].expand(-1, expected.shape[1], -1)
                 assert_close(actual[rows], expected[rows], atol=1e-5, rtol=1e-4, msg=lambda text: f"{case}: {text}")
     with disabled_heads(model, all_layers(model), mode="uniform"):
         packed = run(model, batch)

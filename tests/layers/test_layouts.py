@@ -67,7 +67,7 @@ def test_pack_unpack_and_first_tokens(mask: Tensor) -> None:
     assert layout.num_tokens == int(mask.sum())
     assert torch.equal(layout.unpack(packed), values * mask[..., None])
     assert torch.equal(layout.select_outputs(packed), values * mask[..., None])
-    first_tokens = torch.stack([row[int(tokens.nonzero()[0])] for row, tokens in zip(values, mask)])
+    first_tokens = torch.stack([row[int(token_mask.nonzero()[0])] for row, token_mask in zip(values, mask)])
     assert torch.equal(layout.first_tokens(packed), first_tokens)
     assert torch.equal(PaddedLayout(*mask.shape, mask == 1).first_tokens(values), first_tokens)
 
@@ -80,8 +80,8 @@ def test_select_tokens(masks_and_output_masks: tuple[Tensor, Tensor], include_fi
     selected = layout.select(output_mask, include_first_tokens=include_first_tokens)
     computed = output_mask.clone()
     if include_first_tokens:
-        for row, tokens in enumerate(mask):
-            computed[row, int(tokens.nonzero()[0])] = True
+        for row, token_mask in enumerate(mask):
+            computed[row, int(token_mask.nonzero()[0])] = True
     queries = selected.select_queries(packed)
     assert torch.equal(queries, values[computed])
     assert torch.equal(selected.select_outputs(queries), values[output_mask])

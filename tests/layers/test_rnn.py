@@ -132,8 +132,8 @@ def test_layers_equal_torch(layer_class: type[Layer], options: dict) -> None:
     """In float32 without gradients, with enough steps for prepacked weights; one direction is the first of two."""
     torch.manual_seed(1)
     layer, inputs, lengths = layer_class(40, 64, **options), torch.randn(5, 30, 40), torch.tensor([30, 4, 17, 30, 1])
-    tokens = torch.arange(30) < lengths[:, None]
-    packing = PackedSequences.build(tokens)
+    token_mask = torch.arange(30) < lengths[:, None]
+    packing = PackedSequences.build(token_mask)
     with torch.no_grad():
         outputs = packing.unpack(layer(packing.pack(inputs), packing)[0])
         expected, _ = make_torch_layer(layer)(nn.utils.rnn.pack_padded_sequence(inputs, lengths, True, False))
@@ -142,7 +142,7 @@ def test_layers_equal_torch(layer_class: type[Layer], options: dict) -> None:
         forward_layer = layer_class(40, 64, directions=1, **options)
         for weight, weights in zip(forward_layer.parameters(), layer.parameters(), strict=True):
             weight.copy_(weights[:1])
-        packing = PackedSequences.build(tokens, directions=1)
+        packing = PackedSequences.build(token_mask, directions=1)
         torch.testing.assert_close(packing.unpack(forward_layer(packing.pack(inputs), packing)[0])[0], outputs[0])
 
 
@@ -201,7 +201,7 @@ def test_exported_scan_equals_custom_operator() -> None:
     """With an initial state, padding, packed sequences, a projection and clipping."""
     torch.manual_seed(0)
     packing = PackedSequences.with_padding(TOKENS, (TOKENS.cumsum(1) > 2).long())
-    assert packing.token_mask is not None
+    assert packing.step_mask is not None
     assert packing.restarts is not None
     options = packing.step_options()._replace(cell_clip=0.7, projection_clip=0.3)
     tokens, size, projected = TOKENS.numel(), 5, 4

@@ -150,9 +150,9 @@ class TestLoading:
             reference = feed_source_to_decoder(encoder_decoder).eval()
         batch = {name: tensor.flatten(0, -2) for name, tensor in make_batch(head).items()}
         batch.pop("decoder_input_ids", None)  # an encoder-decoder derives them from the input
-        tokens = batch["attention_mask"] == 1
+        token_mask = batch["attention_mask"] == 1
         states, expected = encoder(**batch).last_hidden_state, reference(**batch).last_hidden_state
-        assert_close(states[tokens], expected[tokens], "the encoder in the reference's head")
+        assert_close(states[token_mask], expected[token_mask], "the encoder in the reference's head")
 
         model = head.model()
         model.save_pretrained(tmp_path)

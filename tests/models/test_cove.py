@@ -26,11 +26,13 @@ def test_attention_and_hidden_states_match_equations() -> None:
     model, batch = build_model(), make_batch(TRANSLATION)
     outputs = model(**batch, output_attentions=True, output_hidden_states=True)
     (attention,) = outputs.cross_attentions
-    for row, tokens in enumerate(batch["attention_mask"].bool()):
+    for row, token_mask in enumerate(batch["attention_mask"].bool()):
         expected: list[Tensor] = []
-        reference(model, batch["input_ids"][row][tokens], batch["decoder_input_ids"][row].tolist(), attention=expected)
-        torch.testing.assert_close(attention[row, 0][:, tokens], torch.stack(expected), atol=1e-5, rtol=1e-5)
-        assert not attention[row, 0][:, ~tokens].any()
+        reference(
+            model, batch["input_ids"][row][token_mask], batch["decoder_input_ids"][row].tolist(), attention=expected
+        )
+        torch.testing.assert_close(attention[row, 0][:, token_mask], torch.stack(expected), atol=1e-5, rtol=1e-5)
+        assert not attention[row, 0][:, ~token_mask].any()
     assert torch.equal(model.prediction(outputs.decoder_hidden_states[-1]), outputs.logits)
     assert build_model(decoder_attention=False)(**batch, output_attentions=True).cross_attentions is None
 
@@ -65,8 +67,8 @@ def test_exhaustive_beam_search_finds_most_probable_text() -> None:
     options = {"num_beams": vocab_size**2, "do_sample": False, "max_new_tokens": max_steps, "length_penalty": 0.0}
     output = model.generate(**batch, **options, output_scores=True, return_dict_in_generate=True)
     greedy = model.generate(**batch, do_sample=False, max_new_tokens=max_steps)
-    for row, tokens in enumerate(batch["attention_mask"].bool()):
-        ids = batch["input_ids"][row][tokens]
+    for row, token_mask in enumerate(batch["attention_mask"].bool()):
+        ids = batch["input_ids"][row][token_mask]
         scores = {}
         for prefix in product(range(vocab_size), repeat=max_steps - 1):
             log_probs = reference(model, ids, [START, *prefix])
@@ -106,8 +108,8 @@ class TestClassifier:
         types = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1]])
         for masked in (2, 6, [1, 7, 8]):
             mask = torch.ones_like(ids).index_fill(1, torch.tensor(masked), 0)
-            tokens = mask.bool()
-            expected = model(input_ids=ids[tokens][None], token_type_ids=types[tokens][None]).logits
+            token_mask = mask.bool()
+            expected = model(input_ids=ids[token_mask][None], token_type_ids=types[token_mask][None]).logits
             for token_type_ids in (types, types * mask):
                 inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": token_type_ids}
                 widths = (2, 0) if side == "left" else (0, 2)

@@ -120,12 +120,12 @@ class TestLosses:
         with torch.no_grad():
             model.generator.mlm_head.decoder.bias[token] = 1e4
         outputs = model(**batch)
-        tokens = batch["attention_mask"].bool()
-        assert torch.equal(outputs.corrupted_ids[tokens], batch["token_labels"][tokens])
+        token_mask = batch["attention_mask"].bool()
+        assert torch.equal(outputs.corrupted_ids[token_mask], batch["token_labels"][token_mask])
         metrics = {name: value.tolist() for name, value in outputs.metrics.items()}
         masked = int((batch["labels"] != -100).sum())
         assert metrics["generator_accuracy"] == metrics["sampled_accuracy"] == [masked, masked]
-        assert metrics["rtd_share"] == [0, int(tokens.sum())]
+        assert metrics["rtd_share"] == [0, int(token_mask.sum())]
         assert metrics["rtd_recall"] == [0, 0]
 
     @pytest.mark.parametrize("seeded", [True, False])

@@ -29,15 +29,17 @@ def test_task_embeddings_match_transformers(tmp_path):
     reference.save_pretrained(tmp_path)
     for side in ("right", "left"):
         batch = with_task_ids(make_batch(ENCODER, side=side))
-        tokens = batch["attention_mask"] == 1
-        expected = reference(**batch).last_hidden_state[tokens]
-        assert (expected - reference(**{**batch, "task_type_ids": None}).last_hidden_state[tokens]).abs().max() > 0.1
+        token_mask = batch["attention_mask"] == 1
+        expected = reference(**batch).last_hidden_state[token_mask]
+        assert (
+            expected - reference(**{**batch, "task_type_ids": None}).last_hidden_state[token_mask]
+        ).abs().max() > 0.1
         for attention, unpad in (("sdpa", True), ("sdpa", False), ("eager", False)):
             model = ENCODER.model_class.from_pretrained(tmp_path, attn_implementation=attention, unpad=unpad)
-            assert_close(model(**batch).last_hidden_state[tokens], expected, f"{attention}, unpad={unpad}, {side}")
+            assert_close(model(**batch).last_hidden_state[token_mask], expected, f"{attention}, unpad={unpad}, {side}")
             embeds = model.get_input_embeddings()(batch["input_ids"])
             inputs = {name: value for name, value in batch.items() if name != "input_ids"}
-            assert_close(model(inputs_embeds=embeds, **inputs).last_hidden_state[tokens], expected, "inputs_embeds")
+            assert_close(model(inputs_embeds=embeds, **inputs).last_hidden_state[token_mask], expected, "inputs_embeds")
 
 
 def test_heads_accept_task_type_ids():
@@ -117,11 +119,11 @@ def test_export_and_loading_of_ernie_1_0_checkpoints(tmp_path):
     load_strict(CtxErnieForMaskedLMWithPair, tmp_path / "native").export_reference(tmp_path / "reference")
     batch = make_batch(PRETRAINING)
     outputs, expected = model(**batch), load_strict(ErnieForPreTraining, tmp_path / "reference")(**batch)
-    tokens = batch["attention_mask"] == 1
-    assert_close(outputs.prediction_logits[tokens], expected.prediction_logits[tokens])
+    token_mask = batch["attention_mask"] == 1
+    assert_close(outputs.prediction_logits[token_mask], expected.prediction_logits[token_mask])
     assert_close(outputs.next_sentence_logits, expected.seq_relationship_logits)
     model.export_reference(tmp_path / "masked-lm")
     masked_lm = ErnieForMaskedLM.from_pretrained(tmp_path / "masked-lm").eval()
-    assert_close(masked_lm(**batch).logits[tokens], expected.prediction_logits[tokens])
+    assert_close(masked_lm(**batch).logits[token_mask], expected.prediction_logits[token_mask])
     reloaded = load_strict(CtxErnieForPreTraining, tmp_path / "reference")
     assert_same_outputs(reloaded(**batch), outputs, batch["attention_mask"])

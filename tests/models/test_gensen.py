@@ -36,10 +36,10 @@ def test_relation_loss_matches_formula() -> None:
     for row in range(4):
         embeddings = []
         for text in (0, 1):
-            tokens = batch["attention_mask"][row] == 1
-            text_tokens = tokens & (batch["token_type_ids"][row] == text)
-            text_tokens = text_tokens if text_tokens.any() else tokens  # a single text is paired with itself
-            embeddings.append(gensen_embedding(model.gensen, batch["input_ids"][row, text_tokens]))
+            token_mask = batch["attention_mask"][row] == 1
+            text_mask = token_mask & (batch["token_type_ids"][row] == text)
+            text_mask = text_mask if text_mask.any() else token_mask  # a single text is paired with itself
+            embeddings.append(gensen_embedding(model.gensen, batch["input_ids"][row, text_mask]))
         u, v = embeddings
         first_layer, second_layer = model.relation[0], model.relation[2]
         hidden = (first_layer.weight @ torch.cat([u, v, (u - v).abs(), u * v]) + first_layer.bias).clamp(min=0)

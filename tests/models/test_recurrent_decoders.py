@@ -29,12 +29,12 @@ CONFIGURATIONS = [
 
 def reference(case: Case, model: PreTrainedModel, batch: dict[str, Tensor], row: int, target: list[int]) -> Tensor:
     """(steps, vocabulary) log-probabilities of the token after each token of `target`, for a row of a batch."""
-    tokens = batch["attention_mask"][row] == 1
+    token_mask = batch["attention_mask"][row] == 1
     if case.family.name == "gensen" and "token_type_ids" in batch:  # the source is the first text
-        tokens = tokens & (batch["token_type_ids"][row] == 0)
+        token_mask = token_mask & (batch["token_type_ids"][row] == 0)
     language = int(batch["target_languages"][row]) if "target_languages" in batch else 0
     decode = getattr(recurrent_decoders, case.family.name)
-    return decode(model, batch["input_ids"][row][tokens], target, language)
+    return decode(model, batch["input_ids"][row][token_mask], target, language)
 
 
 @pytest.mark.parametrize(("name", "overrides"), CONFIGURATIONS, ids=str)

@@ -68,8 +68,8 @@ class TestLinearGain:
         outputs = model(**batch, labels=labels)
         states = model.seqae(**batch).last_hidden_state
         total = torch.zeros(())
-        for row, tokens in enumerate(batch["attention_mask"].bool()):
-            logits, length = model.classifier(states[row][tokens]), int(tokens.sum())
+        for row, token_mask in enumerate(batch["attention_mask"].bool()):
+            logits, length = model.classifier(states[row][token_mask]), int(token_mask.sum())
             torch.testing.assert_close(outputs.logits[row], logits[-1])
             if labels[row] < 0:
                 continue

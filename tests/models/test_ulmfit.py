@@ -55,8 +55,8 @@ class TestClassifier:
         model, batch = CLASSIFIER.model(bptt=3), make_batch(CLASSIFIER, (11, 2), side="right")
         with torch.no_grad():
             outputs = model.encode(**batch)
-        for row, tokens in enumerate(batch["attention_mask"].bool()):
-            states = outputs.last_hidden_state[row][tokens]
+        for row, token_mask in enumerate(batch["attention_mask"].bool()):
+            states = outputs.last_hidden_state[row][token_mask]
             expected = torch.cat([states[-1], states.amax(0), states.mean(0)])
             torch.testing.assert_close(outputs.pooler_output[row], expected)
 
@@ -115,8 +115,8 @@ class TestBackward:
             inputs = {**inputs, "labels": labels}
             torch.testing.assert_close(backward(**inputs).loss, forward(**reverse(inputs)).loss)
         targets = torch.full_like(labels, -100)
-        for row, tokens in enumerate(batch["attention_mask"].bool()):
-            targets[row, tokens] = torch.cat([torch.tensor([7]), labels[row, tokens][:-1]])
+        for row, token_mask in enumerate(batch["attention_mask"].bool()):
+            targets[row, token_mask] = torch.cat([torch.tensor([7]), labels[row, token_mask][:-1]])
         inputs = {**batch, "labels": torch.nn.functional.pad(targets, (0, 1), value=-100)}
         torch.testing.assert_close(backward(**inputs).loss, forward(**reverse(inputs)).loss)
 

@@ -52,24 +52,26 @@ def make_batch_and_mask(side: str) -> tuple[dict[str, Tensor], Tensor]:
 def test_segment_masks_match_4d_mask(side: str) -> None:
     """Outputs and gradients on all attention paths, with and without an output mask."""
     batch, mask = make_batch_and_mask(side)
-    tokens = batch["attention_mask"] == 1
+    token_mask = batch["attention_mask"] == 1
     inputs = {name: batch[name] for name in ("input_ids", "token_type_ids", "position_ids")}
     reference = ENCODER.model(attention="eager", unpad=False)
     additive = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
-    expected = reference(**inputs, attention_mask=additive).last_hidden_state[tokens]
+    expected = reference(**inputs, attention_mask=additive).last_hidden_state[token_mask]
     weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
     expected_gradients = gradients(reference, (expected * weights).sum())
-    output_mask = tokens & (torch.rand(tokens.shape, generator=torch.Generator().manual_seed(2)) < 0.4)
+    output_mask = token_mask & (torch.rand(token_mask.shape, generator=torch.Generator().manual_seed(2)) < 0.4)
     for path, options in PATHS.items():
         model = ENCODER.model(**options)
-        states = model(**batch).last_hidden_state[tokens]
+        states = model(**batch).last_hidden_state[token_mask]
         assert_close(states, expected, path)
         assert_same_gradients(gradients(model, (states * weights).sum()), expected_gradients, 1e-4, path)
         outputs = model(**batch, output_mask=output_mask).last_hidden_state
-        assert_close(outputs, expected[output_mask[tokens]], f"output mask, {path}")
+        assert_close(outputs, expected[output_mask[token_mask]], f"output mask, {path}")
     unpacked_rows = {name: tensor[:5] for name, tensor in batch.items() if name not in ("sequence_ids", "position_ids")}
     if side == "right":
-        assert_close(ENCODER.model()(**unpacked_rows).last_hidden_state[tokens[:5]], expected[: int(tokens[:5].sum())])
+        assert_close(
+            ENCODER.model()(**unpacked_rows).last_hidden_state[token_mask[:5]], expected[: int(token_mask[:5].sum())]
+        )
 
 
 def test_invalid_segments() -> None:

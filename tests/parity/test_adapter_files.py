@@ -60,15 +60,15 @@ def load_expected(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The expected tensors (those per token without padding), and the batch."""
     tensors = load_file(folder / "expected.safetensors")
     batch = {name: tensors.pop(name) for name in ("input_ids", "attention_mask")}
-    tokens = batch["attention_mask"] == 1
-    return {name: value if "class" in name else value[tokens] for name, value in tensors.items()}, batch
+    token_mask = batch["attention_mask"] == 1
+    return {name: value if "class" in name else value[token_mask] for name, value in tensors.items()}, batch
 
 
 @both_types
 @torch.no_grad()
 def test_outputs_equal_adapters_library(folder: Path, subtests: pytest.Subtests) -> None:
     expected, batch = load_expected(folder)
-    tokens = batch["attention_mask"] == 1
+    token_mask = batch["attention_mask"] == 1
     model = load_model(folder, 0, "lang", "task", "task2", "houlsby")
     load_fusion(model, folder / "fusion")
     for attention in ("sdpa", "eager"):
@@ -77,16 +77,16 @@ def test_outputs_equal_adapters_library(folder: Path, subtests: pytest.Subtests)
             with subtests.test(setup=name, attention=attention):
                 set_active_adapters(model, setup)
                 states = model.base_model(**batch).last_hidden_state
-                torch.testing.assert_close(states[tokens], expected[f"last_hidden_state.{name}"], **CLOSE)
+                torch.testing.assert_close(states[token_mask], expected[f"last_hidden_state.{name}"], **CLOSE)
         set_active_adapters(model, "lang")
         with subtests.test("embeddings, and the inverse adapter before the decoder", attention=attention):
             outputs = model(**batch, output_hidden_states=True)
-            torch.testing.assert_close(outputs.hidden_states[0][tokens], expected["hidden_state_0.lang"], **CLOSE)
-            logits = outputs.logits[tokens]
+            torch.testing.assert_close(outputs.hidden_states[0][token_mask], expected["hidden_state_0.lang"], **CLOSE)
+            logits = outputs.logits[token_mask]
             torch.testing.assert_close(logits, expected["mlm_logits.lang"], **CLOSE)
-            labels = batch["input_ids"].masked_fill(~tokens, -100)
+            labels = batch["input_ids"].masked_fill(~token_mask, -100)
             loss = model(**batch, labels=labels, return_logits=False).loss
-            torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, batch["input_ids"][tokens]))
+            torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, batch["input_ids"][token_mask]))
     with subtests.test("classifier on stacked adapters"):
         classifier = load_model(folder, 1, "lang", "task")
         set_active_adapters(classifier, ["lang", "task"])

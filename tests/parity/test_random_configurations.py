@@ -78,12 +78,13 @@ def assert_equal_outputs(case: Case, seed: int, reference: PreTrainedModel, mode
     accepts_positions = "position_ids" in inspect.signature(reference.forward).parameters
     if case.has_choices or ("position_ids" in batch and not accepts_positions):  # transformers counts columns
         return
-    outputs, expected, tokens = tensors_of(model(**batch)), tensors_of(reference(**batch)), batch["attention_mask"] == 1
+    outputs, expected = tensors_of(model(**batch)), tensors_of(reference(**batch))
+    token_mask = batch["attention_mask"] == 1
     names = ["last_hidden_state"] if case.is_base else expected  # the pooler of transformers reads a padding column
     for name in names:
         if expected[name].shape[:2] == batch["input_ids"].shape[:2]:
             label = f"{name} of seed {seed}, padded on the other side"
-            assert_close(outputs[name][tokens], expected[name][tokens], label)
+            assert_close(outputs[name][token_mask], expected[name][token_mask], label)
 
 
 def assert_equal_gradients(model: PreTrainedModel, reference: PreTrainedModel, folder: Path) -> None:
@@ -147,16 +148,16 @@ def test_hidden_states_and_attention_weights(case: Case, tmp_path: Path) -> None
     reference, model = pair(case, 1, tmp_path)
     reference.set_attn_implementation("eager")
     batch = random_batch(case, 1)
-    tokens = batch["attention_mask"].flatten(0, -2) == 1
+    token_mask = batch["attention_mask"].flatten(0, -2) == 1
     expected = reference(**batch, output_hidden_states=True, output_attentions=True)
     prefix = "decoder_" if "decoder_hidden_states" in expected else ""
     hidden_states = model(**batch, output_hidden_states=True).hidden_states
     model.set_attn_implementation("eager")
     attentions = model(**batch, output_attentions=True).attentions
-    states = [[layer[tokens] for layer in layers] for layers in (hidden_states, expected[f"{prefix}hidden_states"])]
+    states = [[layer[token_mask] for layer in layers] for layers in (hidden_states, expected[f"{prefix}hidden_states"])]
     assert_close(*states, "hidden states")
     attention_pair = (attentions, expected[f"{prefix}attentions"])
-    weights = [[layer.transpose(1, 2)[tokens] for layer in layers] for layers in attention_pair]
+    weights = [[layer.transpose(1, 2)[token_mask] for layer in layers] for layers in attention_pair]
     assert_close(*weights, "attention weights")
 
 

@@ -99,49 +99,49 @@ def labeled_batch(case: Case, *args: Any, seed: int = 0, ignore_some: bool = Fal
 
 def _random_target(target_type: Target, case: Case, batch: Batch, generator: torch.Generator) -> Tensor:
     """Random targets of a type; `batch` includes the targets that were created before."""
-    tokens = batch.get("attention_mask", torch.ones_like(case.first_token_ids(batch))).bool()
+    token_mask = batch.get("attention_mask", torch.ones_like(case.first_token_ids(batch))).bool()
     vocabulary, num_labels = TINY["vocab_size"], TINY["num_labels"]
     match target_type:
         case Target.POSITION:
-            return torch.multinomial(tokens.float(), 1, generator=generator).squeeze(1)
+            return torch.multinomial(token_mask.float(), 1, generator=generator).squeeze(1)
         case Target.TOKEN_ID:
-            ids = [_random_token_targets(tokens, vocabulary, 0.4, generator) for _ in range(case.num_directions)]
+            ids = [_random_token_targets(token_mask, vocabulary, 0.4, generator) for _ in range(case.num_directions)]
             return torch.stack(ids, -1) if case.num_directions > 1 else case.shift_targets(ids[0])
         case Target.SPAN_TOKEN:
-            return _span_targets(tokens, batch["labels"], case.config().max_pair_targets)
+            return _span_targets(token_mask, batch["labels"], case.config().max_pair_targets)
         case Target.DECODER_TOKEN:
             steps = torch.ones_like(batch["decoder_input_ids"], dtype=torch.bool)
             return _random_token_targets(steps, TINY["target_vocab_size"], 0.6, generator)
         case Target.ORIGINAL:
             originals = batch["input_ids"].where(batch["labels"] == -100, batch["labels"])
-            return originals.masked_fill(~tokens, -100)
+            return originals.masked_fill(~token_mask, -100)
         case Target.CONSISTENCY:  # at labeled and unlabeled positions
             shape = batch["labels"].shape[:1] if case.is_seq2seq else batch["labels"].shape
             positions = torch.where(torch.rand(shape, generator=generator) < 0.5, 1, -100)
-            return positions.masked_fill(~tokens, -100) if len(shape) > 1 else positions
+            return positions.masked_fill(~token_mask, -100) if len(shape) > 1 else positions
         case Target.SEQUENCE_CLASS | Target.PAIR_CLASS:
             classes = 2 if target_type is Target.PAIR_CLASS else CHOICES if case.has_choices else num_labels
-            return torch.randint(classes, (len(tokens),), generator=generator)
+            return torch.randint(classes, (len(token_mask),), generator=generator)
         case _:
-            return _random_token_targets(tokens, *_TOKEN_CLASSES[target_type], generator)
+            return _random_token_targets(token_mask, *_TOKEN_CLASSES[target_type], generator)
 
 
-def _random_token_targets(tokens: Tensor, classes: int, share: float, generator: torch.Generator) -> Tensor:
+def _random_token_targets(token_mask: Tensor, classes: int, share: float, generator: torch.Generator) -> Tensor:
     """(batch, length) targets at about `share` of the tokens, at least one; -100 elsewhere."""
-    targets = torch.randint(classes, tokens.shape, generator=generator)
-    is_target = (torch.rand(tokens.shape, generator=generator) < share) & tokens
-    longest = int(tokens.sum(1).argmax())
-    is_target[longest, int(tokens[longest].long().argmax())] = True
+    targets = torch.randint(classes, token_mask.shape, generator=generator)
+    is_target = (torch.rand(token_mask.shape, generator=generator) < share) & token_mask
+    longest = int(token_mask.sum(1).argmax())
+    is_target[longest, int(token_mask[longest].long().argmax())] = True
     return targets.masked_fill(~is_target, -100)
 
 
-def _span_targets(tokens: Tensor, labels: Tensor, max_targets: int) -> Tensor:
+def _span_targets(token_mask: Tensor, labels: Tensor, max_targets: int) -> Tensor:
     """The first `max_targets` labels of each span of labels between two tokens; -100 elsewhere."""
     targets = torch.full_like(labels, -100)
     for row, row_labels in enumerate(labels.tolist()):
         boundaries = [-1, *(column for column, label in enumerate(row_labels) if label == -100), len(row_labels)]
         for before, after in pairwise(boundaries):
-            if before >= 0 and after < len(row_labels) and tokens[row, before] and tokens[row, after]:
+            if before >= 0 and after < len(row_labels) and token_mask[row, before] and token_mask[row, after]:
                 span = slice(before + 1, min(after, before + 1 + max_targets))
                 targets[row, span] = labels[row, span]
     return targets
@@ -194,8 +194,8 @@ def follow_labels(case: Case, batch: Batch) -> None:
     for name, target_type in case.targets.items():
         if target_type is Target.SPAN_TOKEN:
             labels = batch["labels"]
-            tokens = torch.ones_like(labels, dtype=torch.bool)
-            batch[name] = _span_targets(tokens, labels, case.config().max_pair_targets)
+            token_mask = torch.ones_like(labels, dtype=torch.bool)
+            batch[name] = _span_targets(token_mask, labels, case.config().max_pair_targets)
 
 
 def _neighbors(case: Case, words: Tensor, generator: torch.Generator) -> tuple[Batch, float]:

@@ -51,8 +51,8 @@ def attention_maps(
                 hint="analyze the model before its heads are pruned.",
             )
         maps = torch.stack(list(attentions), 1).float().cpu()
-        for row, tokens in zip(maps, padded["attention_mask"].bool().cpu(), strict=True):
-            yield row[:, :, tokens][..., tokens]
+        for row, token_mask in zip(maps, padded["attention_mask"].bool().cpu(), strict=True):
+            yield row[:, :, token_mask][..., token_mask]
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from hf_ctxmodels.heads import ForMaskedLM, ForSequenceClassification, ForTokenC
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.lm_loss.cross_entropy import DeferredLogits
-from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
+from hf_ctxmodels.layers.pooling import Pooling, build_token_mask, pool_tokens
 from hf_ctxmodels.layers.transformer import TransformerBlock
 
 PredictionLevel = Literal["tokens", "labeled_tokens", "sequences"]
@@ -142,7 +142,7 @@ def run_forward(
     unsupported = {"langs", "task_type_ids"} - set(getattr(model.base_model, "extra_input_ids", ()))
     accepted = set(inspect.signature(model.forward).parameters) - unsupported | {"sequence_ids"}
     inputs = {name: value for name, value in inputs.items() if name in accepted}
-    mask = token_mask(inputs["input_ids"], inputs.get("attention_mask"), inputs.get("sequence_ids"))
+    mask = build_token_mask(inputs["input_ids"], inputs.get("attention_mask"), inputs.get("sequence_ids"))
     if isinstance(model, ForMaskedLM):
         output = model.encode(**inputs, output_hidden_states=output_hidden_states)
     else:

@@ -26,7 +26,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.output_files import write_tensors
 from hf_ctxmodels.heads import ForMaskedLM, ItemCounts
-from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.layers.pooling import build_token_mask
 
 Collate = Callable[[list[dict[str, Any]]], Mapping[str, Tensor]]
 
@@ -65,7 +65,7 @@ class DistillationCollator:
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Tensor]:
         """The batch of `features`."""
         batch = dict(self._collate([_without_prefix(feature, TEACHER_PREFIX) for feature in features]))
-        mask = token_mask(batch["input_ids"], batch.get("attention_mask"), batch.get("sequence_ids"))
+        mask = build_token_mask(batch["input_ids"], batch.get("attention_mask"), batch.get("sequence_ids"))
         batch[TOKENS] = torch.where(mask, 0, IGNORE_INDEX)
         batch[EXAMPLES] = torch.zeros(len(mask), dtype=torch.int64)
         if self._collate_teacher is not None:

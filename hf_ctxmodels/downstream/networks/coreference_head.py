@@ -9,7 +9,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.downstream.networks.coreference import CoreferenceNetwork, CoreferenceOptions, CoreferenceOutput
 from hf_ctxmodels.downstream.networks.modeling import CtxTaskNetworkHeadModel
 from hf_ctxmodels.heads.base import ItemCounts, validate_targets
-from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.layers.pooling import build_token_mask
 
 
 class CtxTaskNetworkForCoreference(CtxTaskNetworkHeadModel):
@@ -46,7 +46,7 @@ class CtxTaskNetworkForCoreference(CtxTaskNetworkHeadModel):
         inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds}
         outputs = self.encode(attention_mask=attention_mask, **inputs, **kwargs)
         vectors = outputs.last_hidden_state
-        is_word = token_mask(vectors, attention_mask)
+        is_word = build_token_mask(vectors, attention_mask)
         if labels is not None:
             labels = validate_targets(labels, "labels")
         output = self.network(vectors, is_word, sentence_ids, labels, num_items_in_batch)

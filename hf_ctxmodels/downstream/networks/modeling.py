@@ -40,7 +40,7 @@ from hf_ctxmodels.downstream.networks.tagging import TaggingNetwork, TaggingOpti
 from hf_ctxmodels.downstream.networks.tokenization import decode_words
 from hf_ctxmodels.heads.base import ItemCounts
 from hf_ctxmodels.heads.downstream import sequence_loss
-from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.layers.pooling import build_token_mask
 
 _HUB_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 TOKENIZERS_FOLDER = "features"
@@ -166,7 +166,7 @@ class CtxTaskNetworkModel(CtxTaskNetworkPreTrainedModel):
         words: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None
     ) -> tuple[list[list[str]], tuple[Tensor, Tensor]]:
         """The words of all texts of a batch, and the rows and columns of these words."""
-        is_word = host_copy(token_mask(words, attention_mask))
+        is_word = host_copy(build_token_mask(words, attention_mask))
         types = torch.zeros_like(is_word, dtype=torch.long) if token_type_ids is None else host_copy(token_type_ids)
         characters = host_copy(words)
         sentences, rows, columns = [], [], []
@@ -272,7 +272,7 @@ class CtxTaskNetworkForSequenceClassification(CtxTaskNetworkHeadModel):
         inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
         outputs = self.encode(attention_mask=attention_mask, **inputs, **kwargs)
         vectors = outputs.last_hidden_state
-        is_word = token_mask(vectors, attention_mask)
+        is_word = build_token_mask(vectors, attention_mask)
         is_second = None if token_type_ids is None else _second_text(is_word, token_type_ids)
         logits = self.network(vectors, is_word, is_second, **self.output_vectors(vectors))
         loss = None
@@ -323,7 +323,7 @@ class CtxTaskNetworkForTokenClassification(CtxTaskNetworkHeadModel):
         vectors = outputs.last_hidden_state
         loss, logits = self.network(
             vectors,
-            token_mask(vectors, attention_mask),
+            build_token_mask(vectors, attention_mask),
             labels,
             num_items=num_items_in_batch,
             is_predicate=is_predicate,
@@ -378,7 +378,7 @@ class CtxTaskNetworkForQuestionAnswering(CtxTaskNetworkHeadModel):
         inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
         outputs = self.encode(attention_mask=attention_mask, **inputs, **kwargs)
         vectors = outputs.last_hidden_state
-        is_word = token_mask(vectors, attention_mask)
+        is_word = build_token_mask(vectors, attention_mask)
         is_context = _second_text(is_word, token_type_ids)
         scores = self.network(vectors, is_word, is_context, **self.output_vectors(vectors))
         logits = [scores.start_logits, scores.end_logits]

@@ -14,7 +14,7 @@ from hf_ctxmodels.heads.base import ItemCounts, validate_targets
 from hf_ctxmodels.heads.dependency_parsing import DependencyParsingOutput, best_relations, edge_labels, edge_loss
 from hf_ctxmodels.layers.biaffine import BiaffineScorer
 from hf_ctxmodels.layers.cpu.dropout import Dropout
-from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.layers.pooling import build_token_mask
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences, run_bidirectional
 from hf_ctxmodels.layers.recurrent.rnn import bidirectional_lstms
 
@@ -95,7 +95,7 @@ class CtxTaskNetworkForDependencyParsing(CtxTaskNetworkHeadModel):
         """
         outputs = self.encode(attention_mask=attention_mask, input_ids=input_ids, inputs_embeds=inputs_embeds, **kwargs)
         vectors = outputs.last_hidden_state
-        logits = self.network(vectors, token_mask(vectors, attention_mask))
+        logits = self.network(vectors, build_token_mask(vectors, attention_mask))
         loss = None
         if labels is not None:
             labels = validate_targets(labels, "labels", vectors.shape[:2])

@@ -37,10 +37,10 @@ class PaddedLayout:
     With a cache, the keys are the cached keys, which end with the keys of this batch.
 
     Attributes:
-        tokens: (batch, keys) bool, False at padding; None without padding.
+        token_mask: (batch, keys) bool, False at padding; None without padding.
         sequences: (batch, length) number of each token's sequence within its row, from 1; None for one sequence per
             row.
-        custom_mask: A mask in the format of the attention implementation, which replaces `tokens` and `sequences`.
+        custom_mask: A mask in the format of the attention implementation, which replaces `token_mask` and `sequences`.
         past_length: Number of tokens in the cache before this batch.
         cache_length: Number of keys that the cache returns; None without a cache.
         output_mask: (batch, length) bool, the positions whose outputs are returned; None for all.
@@ -48,7 +48,7 @@ class PaddedLayout:
 
     batch_size: int
     length: int
-    tokens: Tensor | None = None
+    token_mask: Tensor | None = None
     sequences: Tensor | None = None
     custom_mask: Tensor | BlockMask | None = None
     implementation: str = "sdpa"
@@ -69,10 +69,10 @@ class PaddedLayout:
 
     def key_positions(self, device: torch.device) -> Tensor:
         """(batch or 1, keys) number of tokens before each column in its sequence."""
-        if self.tokens is None:
+        if self.token_mask is None:
             positions = to_device(torch.arange(self.num_keys)[None], device)
         else:
-            positions = on_host(lambda tokens: tokens.cumsum(1) - tokens.long(), self.tokens)
+            positions = on_host(lambda mask: mask.cumsum(1) - mask.long(), self.token_mask)
         if self.sequences is None:
             return positions
         return on_host(
@@ -112,9 +112,9 @@ class PaddedLayout:
 
     def first_tokens(self, hidden_states: Tensor) -> Tensor:
         """(batch, length, hidden) -> (batch, hidden) at each row's first token."""
-        if self.tokens is None:
+        if self.token_mask is None:
             return hidden_states[:, 0]
-        columns = self.tokens.int().argmax(1)
+        columns = self.token_mask.int().argmax(1)
         return hidden_states[torch.arange(hidden_states.shape[0], device=hidden_states.device), columns]
 
     def select_outputs(self, hidden_states: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class PaddedLayout:
 
     def padding_mask(self) -> Tensor | None:
         """(batch, length, 1) bool, True at padding; None without padding. Call it before the cache is extended."""
-        return None if self.tokens is None else ~self.select_query_columns(self.tokens)[..., None]
+        return None if self.token_mask is None else ~self.select_query_columns(self.token_mask)[..., None]
 
 
 @dataclass(frozen=True)
@@ -162,16 +162,16 @@ class PackedLayout:
         device: torch.device,
     ) -> "PackedLayout":
         """The layout of a batch; arguments as in `build_layout`. Raises CtxError if a row has no tokens."""
-        tokens = nonzero_in_all(attention_mask, sequence_ids)
-        if tokens is not None and bool((tokens := host_copy(tokens)).all()):
-            tokens = None
-        if tokens is None and sequence_ids is None:
+        token_mask = nonzero_in_all(attention_mask, sequence_ids)
+        if token_mask is not None and bool((token_mask := host_copy(token_mask)).all()):
+            token_mask = None
+        if token_mask is None and sequence_ids is None:
             first_indices = to_device(torch.arange(batch_size) * length, device)
             return cls(batch_size, length, None, (length,) * batch_size, first_indices)
         indices, row_lengths = None, torch.full((batch_size,), length)
-        if tokens is not None:
-            check_no_empty_rows(tokens)
-            indices, row_lengths = tokens.flatten().nonzero().squeeze(1), tokens.sum(1)
+        if token_mask is not None:
+            check_no_empty_rows(token_mask)
+            indices, row_lengths = token_mask.flatten().nonzero().squeeze(1), token_mask.sum(1)
         first_indices = row_lengths.cumsum(0) - row_lengths
         lengths = row_lengths
         if sequence_ids is not None:
@@ -280,9 +280,9 @@ class TracedLayout(PackedLayout):
         device: torch.device,
     ) -> "TracedLayout":
         """As in `PackedLayout`; the error for a row without tokens is raised when the graph runs."""
-        tokens = nonzero_in_all(attention_mask, sequence_ids)
-        if tokens is not None:
-            return cls(batch_size, length, *_build_layout_operator(tokens, sequence_ids))
+        token_mask = nonzero_in_all(attention_mask, sequence_ids)
+        if token_mask is not None:
+            return cls(batch_size, length, *_build_layout_operator(token_mask, sequence_ids))
         first_indices = torch.arange(batch_size, device=device) * length
         return cls(batch_size, length, None, torch.full((batch_size,), length), first_indices)
 
@@ -304,21 +304,21 @@ class TracedLayout(PackedLayout):
         return replace(self, query=query, query_lengths=query_lengths, output_indices=output_indices)
 
 
-def _build_layout(tokens: Tensor, sequence_ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    layout = PackedLayout.build(tokens.shape[0], tokens.shape[1], tokens, sequence_ids, tokens.device)
-    indices = torch.arange(tokens.numel(), device=tokens.device) if layout.indices is None else layout.indices
+def _build_layout(token_mask: Tensor, sequence_ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    layout = PackedLayout.build(token_mask.shape[0], token_mask.shape[1], token_mask, sequence_ids, token_mask.device)
+    indices = torch.arange(token_mask.numel(), device=token_mask.device) if layout.indices is None else layout.indices
     return indices, torch.tensor(layout.lengths), layout.first_indices
 
 
-def _build_layout_fake(tokens: Tensor, sequence_ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    indices = tokens.new_empty(data_dependent_size(), dtype=torch.int64)
-    num_sequences = tokens.shape[0] if sequence_ids is None else data_dependent_size()
+def _build_layout_fake(token_mask: Tensor, sequence_ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    indices = token_mask.new_empty(data_dependent_size(), dtype=torch.int64)
+    num_sequences = token_mask.shape[0] if sequence_ids is None else data_dependent_size()
     lengths = torch.empty(num_sequences, dtype=torch.int64, device="cpu")
-    return indices, lengths, tokens.new_empty(tokens.shape[0], dtype=torch.int64)
+    return indices, lengths, token_mask.new_empty(token_mask.shape[0], dtype=torch.int64)
 
 
 _build_layout_operator = define_operator(
-    "build_layout(Tensor tokens, Tensor? sequence_ids) -> (Tensor indices, Tensor lengths, Tensor first_indices)",
+    "build_layout(Tensor token_mask, Tensor? sequence_ids) -> (Tensor indices, Tensor lengths, Tensor first_indices)",
     _build_layout,
     _build_layout_fake,
 )
@@ -380,8 +380,8 @@ def prefix_lengths(layout: Layout, prefix_mask: Tensor) -> Tensor:
     """(sequences,) number of tokens at the start of each sequence, in row-major order, that are marked in a (batch,
     length) mask; raises CtxError if a marked token follows one that is not."""
     is_prefix = layout.pack(host_copy(prefix_mask)) != 0
-    if isinstance(layout, PaddedLayout) and layout.tokens is not None:
-        is_prefix = is_prefix & host_copy(layout.tokens)
+    if isinstance(layout, PaddedLayout) and layout.token_mask is not None:
+        is_prefix = is_prefix & host_copy(layout.token_mask)
     positions, numbers, num_sequences = sequence_positions(layout, prefix_mask.device)
     lengths = torch.zeros(num_sequences, dtype=torch.long, device=is_prefix.device)
     lengths = lengths.index_add(0, numbers.flatten(), is_prefix.flatten().long())
@@ -470,13 +470,13 @@ def _build_padded(
     attention_kwargs: dict[str, Any],
 ) -> PaddedLayout:
     """The layout of a (batch, length) batch without a cache; raises CtxError for a row without tokens."""
-    tokens = nonzero_in_all(padding_mask, sequence_ids)
-    if tokens is not None and not is_traced(tokens):
-        check_no_empty_rows(tokens)
+    token_mask = nonzero_in_all(padding_mask, sequence_ids)
+    if token_mask is not None and not is_traced(token_mask):
+        check_no_empty_rows(token_mask)
     sequences = None
     if sequence_ids is not None:  # padding gets the number of the preceding token
         sequences = on_host(lambda ids: (sequence_starts(ids) & (ids != 0)).cumsum(1), sequence_ids)
-    return PaddedLayout(*shape, tokens, sequences, implementation=implementation, attention_kwargs=attention_kwargs)
+    return PaddedLayout(*shape, token_mask, sequences, implementation=implementation, attention_kwargs=attention_kwargs)
 
 
 def _extend_by_cache(layout: PaddedLayout, cache: Cache, device: torch.device) -> PaddedLayout:
@@ -485,15 +485,15 @@ def _extend_by_cache(layout: PaddedLayout, cache: Cache, device: torch.device) -
     if isinstance(past_length, Tensor):  # a static cache increases this tensor when the first layer adds its keys
         past_length = past_length.clone()
     layout = replace(layout, past_length=past_length, cache_length=num_keys)
-    tokens, total_length = layout.tokens, past_length + layout.length
-    if tokens is not None:
-        if not is_traced(tokens) and tokens.shape[1] != int(total_length):
+    token_mask, total_length = layout.token_mask, past_length + layout.length
+    if token_mask is not None:
+        if not is_traced(token_mask) and token_mask.shape[1] != int(total_length):
             raise CtxError(
-                f"attention_mask is {tuple(tokens.shape)}, expected ({layout.batch_size}, {int(total_length)}): "
+                f"attention_mask is {tuple(token_mask.shape)}, expected ({layout.batch_size}, {int(total_length)}): "
                 f"past_key_values has {int(past_length)} tokens, and the input {layout.length}."
             )
-        num_free = num_keys - tokens.shape[1]
-        tokens = on_host(lambda mask: F.pad(mask, (0, num_free)), tokens) if num_free else tokens
+        num_free = num_keys - token_mask.shape[1]
+        token_mask = on_host(lambda mask: F.pad(mask, (0, num_free)), token_mask) if num_free else token_mask
     elif not isinstance(total_length, int) or total_length < num_keys:  # a static cache with free columns at its end
-        tokens = (torch.arange(num_keys, device=device) < total_length).expand(layout.batch_size, -1)
-    return replace(layout, tokens=tokens)
+        token_mask = (torch.arange(num_keys, device=device) < total_length).expand(layout.batch_size, -1)
+    return replace(layout, token_mask=token_mask)

@@ -336,7 +336,7 @@ def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, li
                 f"{layout.implementation} supports no position bias, no prefix and no packed sequences (sequence_ids).",
                 hint='use model.set_attn_implementation("sdpa"), which has a varlen flash kernel on CUDA itself.',
             )
-        return PaddedMask(spec, keys.tokens, None, spec.causal)  # the kernel applies causal and window masks
+        return PaddedMask(spec, keys.token_mask, None, spec.causal)  # the kernel applies causal and window masks
     bias, dtype = None, attention_dtype(like)
     if spec.bias is not None:  # shared by all examples if padding is only at their ends
         query_positions = layout.select_query_columns(_shared_positions(layout, like.device))
@@ -349,17 +349,18 @@ def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, li
         return PaddedMask(spec, None, bias, spec.causal)
     if _is_sdpa_causal(spec, layout, keys):
         return PaddedMask(spec, None, None, True)
-    tokens = keys.tokens  # transformers would read whether there is padding from the device
-    if tokens is not None and not is_traced(tokens) and bool(host_copy(tokens).all()):
-        tokens = None
+    token_mask = keys.token_mask  # transformers would read whether there is padding from the device
+    if token_mask is not None and not is_traced(token_mask) and bool(host_copy(token_mask).all()):
+        token_mask = None
+    can_skip_mask = spec.is_full and keys.sequences is None and (token_mask is None or is_traced(token_mask))
     mask = ALL_MASK_ATTENTION_FUNCTIONS[layout.implementation](
         batch_size=layout.batch_size,
         q_length=layout.length,
         kv_length=keys.num_keys,
         mask_function=_mask_function(spec, layout, keys, like.device),
-        attention_mask=tokens,
+        attention_mask=token_mask,
         allow_is_causal_skip=False,
-        allow_is_bidirectional_skip=spec.is_full and keys.sequences is None and (tokens is None or is_traced(tokens)),
+        allow_is_bidirectional_skip=can_skip_mask,
         dtype=dtype,
         device=like.device,
     )
@@ -407,7 +408,7 @@ def _is_sdpa_causal(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout) ->
     is_single_causal = spec.is_plain_causal and spec.bias is None and keys.sequences is None and layout is keys
     if layout.implementation != "sdpa" or not is_single_causal or layout.length not in (1, keys.num_keys):
         return False
-    return keys.tokens is None or (not is_traced(keys.tokens) and bool(host_copy(keys.tokens).all()))
+    return keys.token_mask is None or (not is_traced(keys.token_mask) and bool(host_copy(keys.token_mask).all()))
 
 
 def _mask_function(
@@ -438,10 +439,10 @@ def _mask_function(
 
 def _shared_positions(layout: PaddedLayout, device: torch.device) -> Tensor:
     """`key_positions`, as a single row if it is valid for all tokens."""
-    if layout.tokens is None or layout.sequences is not None or is_traced(layout.tokens):
+    if layout.token_mask is None or layout.sequences is not None or is_traced(layout.token_mask):
         return layout.key_positions(device)
     positions, columns = layout.key_positions(device), torch.arange(layout.num_keys)[None]
-    is_shared = bool(((host_copy(positions) == columns) | ~host_copy(layout.tokens)).all())
+    is_shared = bool(((host_copy(positions) == columns) | ~host_copy(layout.token_mask)).all())
     return to_device(columns, device) if is_shared else positions
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from hf_ctxmodels.layers.recurrent.packing import StepOptions
 from hf_ctxmodels.layers.recurrent.recurrence import gru_gradients, lstm_gradients, run_gru, run_lstm
 
-_OPTIONS = "Tensor token_mask, Tensor? restarts, float? cell_clip, float? projection_clip"
+_OPTIONS = "Tensor step_mask, Tensor? restarts, float? cell_clip, float? projection_clip"
 
 
 def _define_operator(name: str, tensors: str, num_states: int, run: Callable, compute_gradients: Callable) -> Any:

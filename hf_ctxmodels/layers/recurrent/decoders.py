@@ -40,25 +40,26 @@ class VectorDecoder(nn.Module):
         ids: Tensor,
         vectors: Tensor,
         cache: RecurrentCache,
-        tokens: Tensor | None = None,
+        token_mask: Tensor | None = None,
         unpad: bool = True,
         record: bool = False,
     ) -> RecurrentDecoderOutput:
-        """Run over target tokens; returns (rows, steps, hidden) states, zero outside of `tokens`, and the state after
-        the last token.
+        """Run over target tokens; returns (rows, steps, hidden) states, zero outside of `token_mask`, and the state
+        after the last token.
 
         Args:
             ids: (rows, steps) target ids, each the token before the predicted one.
             vectors: (rows, width).
             cache: State after the previous tokens, (rows, 1, hidden) tensors for every layer.
-            tokens: (rows, steps) bool, True at tokens, at least one in each row; None if all positions are tokens.
+            token_mask: (rows, steps) bool, True at tokens, at least one in each row; None if all positions are tokens.
             unpad: Skip the other positions; False computes the same, but slower.
             record: Return `hidden_states`.
         """
         embeddings = self.embeddings(ids)
         states = torch.cat([embeddings, vectors[:, None].expand(-1, ids.shape[1], -1).to(embeddings.dtype)], -1)
-        tokens = to_device(torch.ones(ids.shape, dtype=torch.bool), ids.device) if tokens is None else tokens
-        packing = PackedSequences.build(tokens, directions=1, unpad=unpad)
+        if token_mask is None:
+            token_mask = to_device(torch.ones(ids.shape, dtype=torch.bool), ids.device)
+        packing = PackedSequences.build(token_mask, directions=1, unpad=unpad)
         final_states, recorded = [], [embeddings]
         for layer, initial_state in zip(self.layers, cache.states, strict=True):
             inputs = packing.pack(self.dropout(states))
@@ -171,19 +172,19 @@ class AttentionalDecoder(nn.Module):
         return RecurrentCache([*states, (torch.zeros_like(hidden[:, 0]),)])
 
     def forward(
-        self, ids: Tensor, memory: Tensor, tokens: Tensor, cache: RecurrentCache, record: bool = False
+        self, ids: Tensor, memory: Tensor, token_mask: Tensor, cache: RecurrentCache, record: bool = False
     ) -> RecurrentDecoderOutput:
         """Run over target tokens; returns (rows, steps, hidden) h~ of each step, and the state after the last step.
 
         Args:
             ids: (rows, steps) target ids, each the token before the predicted one.
             memory: (rows, length, hidden) the encoder's states.
-            tokens: (rows, length) bool, False at padding positions of the source.
+            token_mask: (rows, length) bool, False at padding positions of the source.
             record: Return `hidden_states`, the last of which are h~, and `cross_attentions`.
         """
         counts = [len(ids)] * ids.shape[1]
         recorded: list[Step] | None = [] if record else None
-        outputs, last_cache = self._run_steps(ids, counts, memory, tokens, cache, recorded)
+        outputs, last_cache = self._run_steps(ids, counts, memory, token_mask, cache, recorded)
         adjusted = torch.stack(outputs, 1)
         if recorded is None:
             return RecurrentDecoderOutput(self.dropout(adjusted), last_cache)
@@ -194,7 +195,7 @@ class AttentionalDecoder(nn.Module):
         return RecurrentDecoderOutput(self.dropout(adjusted), last_cache, hidden_states, cross_attentions)
 
     def target_states(
-        self, ids: Tensor, target_mask: Tensor, memory: Tensor, tokens: Tensor, cache: RecurrentCache
+        self, ids: Tensor, target_mask: Tensor, memory: Tensor, token_mask: Tensor, cache: RecurrentCache
     ) -> Tensor:
         """(targets, hidden) h~ where `target_mask` (rows, steps) is True; rows end at their last target."""
         columns, target_mask = torch.arange(ids.shape[1]), host_copy(target_mask)
@@ -203,7 +204,7 @@ class AttentionalDecoder(nn.Module):
         counts = (lengths[:, None] > columns[: max(1, int(lengths.max()))]).sum(0).tolist()
         counts[0] = len(ids)  # for an output without targets
         order = to_device(host_order, ids.device)
-        outputs, _ = self._run_steps(ids[order], counts, memory[order], tokens[order], cache.select(order), None)
+        outputs, _ = self._run_steps(ids[order], counts, memory[order], token_mask[order], cache.select(order), None)
         step_starts = torch.tensor([0, *counts[:-1]]).cumsum(0)
         rows, steps = target_mask.nonzero(as_tuple=True)
         indices = to_device(step_starts[steps] + host_order.argsort()[rows], ids.device)
@@ -214,14 +215,14 @@ class AttentionalDecoder(nn.Module):
         ids: Tensor,
         counts: list[int],
         memory: Tensor,
-        tokens: Tensor,
+        token_mask: Tensor,
         cache: RecurrentCache,
         recorded: list[Step] | None,
     ) -> tuple[list[Tensor], RecurrentCache]:
         """(counts[t], hidden) h~ of each step t, for the first `counts[t]` rows, a non-increasing number; steps are
         appended to `recorded`."""
         embeddings = self.dropout(self.embeddings(ids[:, : len(counts)]))
-        padding = ~tokens
+        padding = ~token_mask
         *states, (adjusted,) = cache.states
         outputs = []
         for step, count in enumerate(counts):

@@ -14,12 +14,12 @@ class StepOptions(NamedTuple):
     """Options of the steps of a recurrence.
 
     Attributes:
-        steps, token_mask, restarts: See `PackedSequences`; `steps` is only empty in a compiled graph.
+        steps, step_mask, restarts: See `PackedSequences`; `steps` is only empty in a compiled graph.
         cell_clip, projection_clip: Bounds of absolute values in an LSTM; None for no bound.
     """
 
     steps: tuple[int, ...]
-    token_mask: Tensor | None = None
+    step_mask: Tensor | None = None
     restarts: Tensor | None = None
     cell_clip: float | None = None
     projection_clip: float | None = None
@@ -35,12 +35,12 @@ class PackedSequences:
 
     Attributes:
         positions: (directions, tokens) index of each packed token in the flattened (rows * length) batch.
-        steps: Number of sequences in each step; empty with `token_mask`, where all steps have all rows.
+        steps: Number of sequences in each step; empty with `step_mask`, where all steps have all rows.
         order: (sequences,) the batch's row (or sequence) of each packed sequence.
         shape: (rows, length) of the batch.
-        token_mask: (directions, tokens, 1) bool, False at padding positions, which follow the tokens of each row and do
+        step_mask: (directions, tokens, 1) bool, False at padding positions, which follow the tokens of each row and do
             not change the state; None without padding positions.
-        restarts: With `token_mask` and several sequences in a row, (directions, tokens, 1) bool, True at the first
+        restarts: With `step_mask` and several sequences in a row, (directions, tokens, 1) bool, True at the first
             token of each sequence except the first of a row, where the state is zeroed; else None.
     """
 
@@ -48,22 +48,22 @@ class PackedSequences:
     steps: tuple[int, ...]
     order: Tensor
     shape: tuple[int, int]
-    token_mask: Tensor | None = None
+    step_mask: Tensor | None = None
     restarts: Tensor | None = None
 
     @classmethod
     def build(
-        cls, tokens: Tensor, sequences: Tensor | None = None, directions: int = 2, unpad: bool = True
+        cls, token_mask: Tensor, sequences: Tensor | None = None, directions: int = 2, unpad: bool = True
     ) -> "PackedSequences":
-        """Pack the (rows, length) positions where `tokens` is True, which may be anywhere in a row.
+        """Pack the (rows, length) positions where `token_mask` is True, which may be anywhere in a row.
 
         `sequences` are (rows, length) numbers of the sequence within its row; None for one sequence per row.
         `unpad=False` packs padding positions too, see `with_padding`.
         """
         if not unpad:
-            return cls.with_padding(tokens, sequences, directions)
-        (rows, length), device = tokens.shape, tokens.device
-        positions = host_copy(tokens).flatten().nonzero()[:, 0]
+            return cls.with_padding(token_mask, sequences, directions)
+        (rows, length), device = token_mask.shape, token_mask.device
+        positions = host_copy(token_mask).flatten().nonzero()[:, 0]
         keys = positions // length
         if sequences is not None:
             keys = keys * (length + 1) + host_copy(sequences).flatten()[positions]
@@ -77,18 +77,20 @@ class PackedSequences:
         return cls(to_device(packed_positions, device), steps, to_device(order, device), (rows, length))
 
     @classmethod
-    def with_padding(cls, tokens: Tensor, sequences: Tensor | None = None, directions: int = 2) -> "PackedSequences":
+    def with_padding(
+        cls, token_mask: Tensor, sequences: Tensor | None = None, directions: int = 2
+    ) -> "PackedSequences":
         """Pack with padding positions after each row's tokens: slower, for graphs of static shape."""
-        rows, length = tokens.shape
-        lengths = tokens.sum(1)[:, None]
-        index = torch.arange(length, device=tokens.device).expand(rows, -1)
-        counts = tokens.cumsum(1)
-        rank = torch.where(tokens, counts - 1, lengths + index - counts)
+        rows, length = token_mask.shape
+        lengths = token_mask.sum(1)[:, None]
+        index = torch.arange(length, device=token_mask.device).expand(rows, -1)
+        counts = token_mask.cumsum(1)
+        rank = torch.where(token_mask, counts - 1, lengths + index - counts)
         columns = torch.zeros_like(index).scatter(1, rank, index)  # sorted: tokens, then padding positions
         is_token = index < lengths
         reversed_columns = columns.gather(1, torch.where(is_token, lengths - 1 - index, index))
         columns_by_direction = [columns, reversed_columns][:directions]
-        order = torch.arange(rows, device=tokens.device)
+        order = torch.arange(rows, device=token_mask.device)
         positions = torch.stack([(order[:, None] * length + columns).T.flatten() for columns in columns_by_direction])
         restarts = None
         if sequences is not None:
@@ -97,27 +99,27 @@ class PackedSequences:
             restarts = torch.zeros_like(numbers, dtype=torch.bool)
             restarts[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
             restarts = restarts.flatten(1)[..., None]
-        token_mask = is_token.T.reshape(1, -1, 1).expand(directions, -1, -1)
-        return cls(positions, (), order, (rows, length), token_mask, restarts)
+        step_mask = is_token.T.reshape(1, -1, 1).expand(directions, -1, -1)
+        return cls(positions, (), order, (rows, length), step_mask, restarts)
 
     def step_options(self) -> StepOptions:
         """Options of the steps, without clipping."""
         steps = self.steps
-        if self.token_mask is not None and not torch.compiler.is_compiling():  # whose length may be symbolic
+        if self.step_mask is not None and not torch.compiler.is_compiling():  # whose length may be symbolic
             steps = (self.shape[0],) * self.shape[1]
-        return StepOptions(steps, self.token_mask, self.restarts)
+        return StepOptions(steps, self.step_mask, self.restarts)
 
     def forward_only(self) -> "PackedSequences":
         """Return only the first of two directions."""
-        token_mask = None if self.token_mask is None else self.token_mask[:1]
+        step_mask = None if self.step_mask is None else self.step_mask[:1]
         restarts = None if self.restarts is None else self.restarts[:1]
-        return replace(self, positions=self.positions[:1], token_mask=token_mask, restarts=restarts)
+        return replace(self, positions=self.positions[:1], step_mask=step_mask, restarts=restarts)
 
     def backward_only(self) -> "PackedSequences":
         """Return only the second of two directions."""
-        token_mask = None if self.token_mask is None else self.token_mask[1:]
+        step_mask = None if self.step_mask is None else self.step_mask[1:]
         restarts = None if self.restarts is None else self.restarts[1:]
-        return replace(self, positions=self.positions[1:], token_mask=token_mask, restarts=restarts)
+        return replace(self, positions=self.positions[1:], step_mask=step_mask, restarts=restarts)
 
     def pack(self, states: Tensor) -> Tensor:
         """(rows, length, width) -> (directions, tokens, width)."""
@@ -132,8 +134,8 @@ class PackedSequences:
     def unpack(self, packed: Tensor) -> Tensor:
         """(directions, tokens, width) -> (directions, rows, length, width), zero at padding positions."""
         rows, length = self.shape
-        if self.token_mask is not None:
-            packed = packed * self.token_mask.to(packed.dtype)
+        if self.step_mask is not None:
+            packed = packed * self.step_mask.to(packed.dtype)
         padded = packed.new_zeros(packed.shape[0], rows * length, packed.shape[2])
         positions = self.positions[..., None].expand_as(packed)
         return padded.scatter(1, positions, packed).unflatten(1, (rows, length))
@@ -146,7 +148,7 @@ class PackedSequences:
     @property
     def sequence_indices(self) -> Tensor:
         """(tokens,) index of each packed token's sequence; the same in both directions."""
-        if self.token_mask is not None:
+        if self.step_mask is not None:
             return torch.arange(self.shape[0], device=self.order.device).repeat(self.shape[1])
         indices = torch.arange(len(self.order), device=self.order.device)
         return torch.cat([indices[:number] for number in self.steps])

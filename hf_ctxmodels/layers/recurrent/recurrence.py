@@ -129,8 +129,8 @@ def run_lstm(
         new_hidden.copy_(unprojected if project is None else project(unprojected))
         if options.projection_clip is not None:
             new_hidden.clamp_(-options.projection_clip, options.projection_clip)
-        if options.token_mask is not None:
-            is_token = options.token_mask[:, step]
+        if options.step_mask is not None:
+            is_token = options.step_mask[:, step]
             new_hidden.copy_(torch.where(is_token, new_hidden, hidden))
             new_cell.copy_(torch.where(is_token, new_cell, cell))
         hidden, cell = new_hidden, new_cell
@@ -167,8 +167,8 @@ def lstm_gradients(
         in_gate, forget, candidate, out_gate = gates[:, step].split(size, -1)
         tanh_cell = tanh_cells[:, step]
         d_output = d_pre_clip[:, step].add_(d_hidden)
-        if options.token_mask is not None:
-            is_padding = ~options.token_mask[:, step]
+        if options.step_mask is not None:
+            is_padding = ~options.step_mask[:, step]
             d_carried_hidden, d_carried_cell = d_output * is_padding, d_cell * is_padding
             d_output.masked_fill_(is_padding, 0)
             d_cell = d_cell.masked_fill(is_padding, 0)
@@ -182,7 +182,7 @@ def lstm_gradients(
         torch.mul(d_cell * in_gate, 1 - candidate.square(), out=d_candidate)
         torch.mul(d_unprojected * tanh_cell, out_gate - out_gate.square(), out=d_out_gate)
         d_cell, d_hidden = d_cell * forget, backpropagate_state(d_gates[:, step])
-        if options.token_mask is not None:
+        if options.step_mask is not None:
             d_cell, d_hidden = d_cell + d_carried_cell, d_hidden + d_carried_hidden
         if options.restarts is not None:
             continues = ~options.restarts[:, step]
@@ -229,8 +229,8 @@ def run_gru(
         torch.add(state_terms[..., 2 * size :], candidate_bias[:, None], out=candidate_term)
         candidate.addcmul_(reset, candidate_term).tanh_()
         torch.lerp(candidate, hidden, update, out=new_hidden)
-        if options.token_mask is not None:
-            new_hidden.copy_(torch.where(options.token_mask[:, step], new_hidden, hidden))
+        if options.step_mask is not None:
+            new_hidden.copy_(torch.where(options.step_mask[:, step], new_hidden, hidden))
         hidden = new_hidden
     last_states.append(hidden)
     return (gates, outputs, candidate_terms), (torch.cat(last_states[::-1], 1),)
@@ -261,8 +261,8 @@ def gru_gradients(
         reset, update, candidate = gates[:, step].split(size, -1)
         d_new = d_outputs[:, step] + d_hidden
         d_carried = None
-        if options.token_mask is not None:
-            is_padding = ~options.token_mask[:, step]
+        if options.step_mask is not None:
+            is_padding = ~options.step_mask[:, step]
             d_carried = d_new * is_padding
             d_new = d_new.masked_fill(is_padding, 0)
         d_reset, d_update, d_candidate_term = d_state_terms[:, step].split(size, -1)
@@ -376,7 +376,7 @@ def _scan_steps(
         return after, after[0].clone()  # a scan's outputs must not share memory
 
     rows = initial[0].shape[1]
-    inputs = [tensor for tensor in (gates, options.token_mask, options.restarts) if tensor is not None]
+    inputs = [tensor for tensor in (gates, options.step_mask, options.restarts) if tensor is not None]
     steps = tuple(tensor.unflatten(1, (-1, rows)).transpose(0, 1) for tensor in inputs)
     last, outputs = scan(combine, initial, steps)
     return (outputs.transpose(0, 1).flatten(1, 2), *last)

@@ -140,10 +140,10 @@ class LSTM(nn.Module):
                     rows = steps[0]
                     last_states.append([tensor[:, rows:] for tensor in state])
                     state = [tensor[:, :rows].detach() for tensor in state]
-                token_mask, restarts = (
-                    None if mask is None else mask[:, segment] for mask in (options.token_mask, options.restarts)
+                step_mask, restarts = (
+                    None if mask is None else mask[:, segment] for mask in (options.step_mask, options.restarts)
                 )
-                segment_options = options._replace(steps=steps, token_mask=token_mask, restarts=restarts)
+                segment_options = options._replace(steps=steps, step_mask=step_mask, restarts=restarts)
                 output, *state = run(segment_options, inputs[:, segment], *state)
                 segment_outputs.append(output)
                 start = segment.stop
@@ -233,7 +233,7 @@ def run_recurrence(name: Literal["lstm", "gru"], options: StepOptions, *inputs: 
     from hf_ctxmodels.layers.recurrent.custom_ops import RECURRENCE_OPERATORS
 
     clips = options.cell_clip, options.projection_clip
-    return RECURRENCE_OPERATORS[name](*inputs, options.token_mask, options.restarts, *clips)
+    return RECURRENCE_OPERATORS[name](*inputs, options.step_mask, options.restarts, *clips)
 
 
 class _Recurrence(torch.autograd.Function):

@@ -22,7 +22,7 @@ from hf_ctxmodels.core.host_copies import is_traced, on_host, select_true
 from hf_ctxmodels.layers.biattention import Biattention, maxout_classifier
 from hf_ctxmodels.layers.common import RecurrentDecoderOutput
 from hf_ctxmodels.layers.cpu.dropout import Dropout
-from hf_ctxmodels.layers.pooling import forward_fill_padding, token_mask
+from hf_ctxmodels.layers.pooling import build_token_mask, forward_fill_padding
 from hf_ctxmodels.layers.recurrent.decoders import AttentionalDecoder, reset_lstm_cell
 from hf_ctxmodels.layers.recurrent.packing import run_bidirectional
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
@@ -97,7 +97,7 @@ class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
         )
         embeddings = inputs.embed(self.word_embeddings)
         states, final_states = run_bidirectional(self.layers, embeddings, inputs.pack(2), self.dropout)
-        vectors = zero_padding(embeddings, inputs.tokens).to(states[-1].dtype)
+        vectors = zero_padding(embeddings, inputs.token_mask).to(states[-1].dtype)
         last = torch.cat([vectors, states[-1]], -1)
         if output_final_states is None:
             output_final_states = self.returns_final_states
@@ -164,18 +164,20 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
         words = self.check_input_of_any_length(
             kwargs.get("input_ids"), kwargs.get("inputs_embeds"), attention_mask, **aligned
         )
-        tokens = token_mask(words, attention_mask, sequence_ids)
+        token_mask = build_token_mask(words, attention_mask, sequence_ids)
         if token_type_ids is None:
-            is_second_text = on_host(torch.zeros_like, tokens)
+            is_second_text = on_host(torch.zeros_like, token_mask)
         else:
-            is_second_text = on_host(lambda types, mask: forward_fill_padding(types != 0, mask), token_type_ids, tokens)
+            is_second_text = on_host(
+                lambda types, mask: forward_fill_padding(types != 0, mask), token_type_ids, token_mask
+            )
             if sequence_ids is None:
                 sequence_ids = on_host(lambda mask: 1 + mask.long(), is_second_text)
         kwargs |= {"attention_mask": attention_mask, "token_type_ids": token_type_ids, "sequence_ids": sequence_ids}
         outputs = super().encode(**kwargs)
         states = outputs.last_hidden_state
         unpad = self.config.unpad and not is_traced(states)
-        outputs.pooler_output = self.biattention(states, tokens, is_second_text, unpad)
+        outputs.pooler_output = self.biattention(states, token_mask, is_second_text, unpad)
         return outputs
 
 
@@ -224,9 +226,9 @@ class CtxCoveForConditionalGeneration(heads.RecurrentForConditionalGeneration, C
     ) -> RecurrentDecoderOutput:
         """Run the decoder on target ids, see `RecurrentForConditionalGeneration.decode`."""
         states = inputs.encoder_outputs.last_hidden_state
-        memory, tokens = states[..., self.config.embedding_size :], token_mask(states, inputs.attention_mask)
+        memory, token_mask = states[..., self.config.embedding_size :], build_token_mask(states, inputs.attention_mask)
         if target_mask is None:
-            return self.decoder(decoder_input_ids, memory, tokens, inputs.cache, inputs.is_recording)
+            return self.decoder(decoder_input_ids, memory, token_mask, inputs.cache, inputs.is_recording)
         return RecurrentDecoderOutput(
-            self.decoder.target_states(decoder_input_ids, target_mask, memory, tokens, inputs.cache)
+            self.decoder.target_states(decoder_input_ids, target_mask, memory, token_mask, inputs.cache)
         )

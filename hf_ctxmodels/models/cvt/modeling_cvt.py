@@ -24,7 +24,7 @@ from hf_ctxmodels.core.inputs import check_aligned, check_tensors
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, cross_entropy_over_targets, mean_over_targets
 from hf_ctxmodels.layers.cpu.dropout import dropout
 from hf_ctxmodels.layers.cpu.linear import LinearLayers
-from hf_ctxmodels.layers.pooling import Pooling, PoolingLayer, pair_features, pool_tokens, text_masks, token_mask
+from hf_ctxmodels.layers.pooling import Pooling, PoolingLayer, build_token_mask, pair_features, pool_tokens, text_masks
 from hf_ctxmodels.layers.recurrent.packing import run_layer
 from hf_ctxmodels.models.cvt.configuration_cvt import TEXT_VIEWS, WORD_VIEWS, CtxCvtConfig
 
@@ -84,7 +84,7 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
         if self.returns_final_states and sequence_ids is not None:
             raise CtxError("Final states cannot be combined with sequence_ids, which has several sequences per row.")
         packing = inputs.pack(2)
-        words = zero_padding(inputs.embed(self.embed_ids), inputs.tokens)
+        words = zero_padding(inputs.embed(self.embed_ids), inputs.token_mask)
         word_rate = config.word_dropout if dropout_rate is None else dropout_rate
         rate = config.hidden_dropout_prob if dropout_rate is None else dropout_rate
         states = [words]
@@ -93,7 +93,7 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
             states.append(dropout(run_layer(layer, layer_input, packing), rate, self.training))
         return BaseModelOutputWithPooling(
             last_hidden_state=states[-1] if output_mask is None else select_true(states[-1], output_mask),
-            pooler_output=pool_tokens(states[-1], inputs.tokens, "ends") if self.returns_final_states else None,
+            pooler_output=pool_tokens(states[-1], inputs.token_mask, "ends") if self.returns_final_states else None,
             hidden_states=tuple(states) if config.returns_hidden_states(output_hidden_states) else None,
         )
 
@@ -141,8 +141,8 @@ class CrossViewPredictors(nn.Module):
 
     def _texts(self, sequences: Tensor) -> list[Tensor]:
         """(batch, words) bool of the text, or of each text of a pair."""
-        tokens = sequences != 0
-        return [*text_masks(tokens, sequences > 1).chunk(2)] if self.text_pairs else [tokens]
+        token_mask = sequences != 0
+        return [*text_masks(token_mask, sequences > 1).chunk(2)] if self.text_pairs else [token_mask]
 
     def _pool(self, states: Tensor, texts: list[Tensor]) -> Tensor:
         assert self.pooler is not None  # only predictions of texts are pooled
@@ -268,10 +268,10 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             raise CtxError(f"There is no task {task!r}.", hint=f"use one of {', '.join(self.predictors)}.")
         return task
 
-    def number_words(self, tokens: Tensor, sequence_ids: Tensor | None, input_ids: Tensor | None) -> Tensor:
+    def number_words(self, token_mask: Tensor, sequence_ids: Tensor | None, input_ids: Tensor | None) -> Tensor:
         """(batch, words) numbers of the sequences for the predictors; 0 at padding, where the (batch, words) bool
-        `tokens` are False."""
-        return tokens.long() if sequence_ids is None else sequence_ids * tokens
+        `token_mask` is False."""
+        return token_mask.long() if sequence_ids is None else sequence_ids * token_mask
 
     @can_return_tuple
     def forward(
@@ -308,8 +308,8 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         is_unlabeled = trains_views and (labels is None or not bool((host_copy(labels) != IGNORE_INDEX).any()))
         options: dict[str, Any] = {"layers": 1, "dropout_rate": self.config.view_dropout} if is_unlabeled else {}
         states = self.encode(output_hidden_states=True, **options, **inputs).hidden_states
-        tokens = token_mask(states[0], attention_mask, sequence_ids)
-        sequences = self.number_words(tokens, sequence_ids, input_ids)
+        token_mask = build_token_mask(states[0], attention_mask, sequence_ids)
+        sequences = self.number_words(token_mask, sequence_ids, input_ids)
         logits = supervised_loss = cross_view_loss = metrics = None
         if not is_unlabeled:
             logits = self.predictors[task](torch.cat(states[1:], -1), sequences)

@@ -79,9 +79,9 @@ class CtxCvtForDependencyParsing(CtxCvtHeadModel):
         """Create the primary and the auxiliary parsers; `labels` is the number of relations."""
         return CrossViewParsers(config, labels)
 
-    def number_words(self, tokens: Tensor, sequence_ids: Tensor | None, input_ids: Tensor | None) -> Tensor:
+    def number_words(self, token_mask: Tensor, sequence_ids: Tensor | None, input_ids: Tensor | None) -> Tensor:
         """As in the base class, with 0 at `<S>` and `</S>`, too."""
-        sequences = super().number_words(tokens, sequence_ids, input_ids)
+        sequences = super().number_words(token_mask, sequence_ids, input_ids)
         if input_ids is None:
             return sequences
         is_word = (input_ids[..., 1] != SENTENCE_START) & (input_ids[..., 1] != SENTENCE_END)

@@ -21,7 +21,7 @@ from hf_ctxmodels.layers.common import RecurrentDecoderOutput
 from hf_ctxmodels.layers.cpu.dropout import dropout
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
-from hf_ctxmodels.layers.pooling import mask_until_last_target, token_mask
+from hf_ctxmodels.layers.pooling import build_token_mask, mask_until_last_target
 from hf_ctxmodels.layers.recurrent.decoders import global_attention
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
@@ -51,7 +51,7 @@ class TargetLSTM(nn.Module):
         self,
         ids: Tensor,
         cache: RecurrentCache,
-        tokens: Tensor | None = None,
+        token_mask: Tensor | None = None,
         *,
         unpad: bool = True,
         dropout_rates: tuple[float, float] = (0.0, 0.0),
@@ -61,18 +61,18 @@ class TargetLSTM(nn.Module):
         Args:
             ids: Target ids, each the token before the predicted one.
             cache: The state after the previous tokens.
-            tokens: (batch, steps), nonzero at tokens, at least one in each row; None if all positions are tokens.
+            token_mask: (batch, steps), nonzero at tokens, at least one in each row; None if all positions are tokens.
             unpad: Skip the other positions.
             dropout_rates: Rates of the embeddings and of the states in training.
         """
         size = self.layer.cell_size
         check_recurrent_cache(cache, [[(len(ids), 1, size), (len(ids), 1, size)]])
         embeddings = self.embeddings(ids)
-        if tokens is None:
-            tokens = to_device(torch.ones(ids.shape, dtype=torch.bool), ids.device)
+        if token_mask is None:
+            token_mask = to_device(torch.ones(ids.shape, dtype=torch.bool), ids.device)
         else:
-            tokens = on_host(Tensor.bool, tokens)
-        packing = PackedSequences.build(tokens, directions=1, unpad=unpad)
+            token_mask = on_host(Tensor.bool, token_mask)
+        packing = PackedSequences.build(token_mask, directions=1, unpad=unpad)
         inputs = packing.pack(dropout(embeddings, dropout_rates[0], self.training))
         packed, state = self.layer(inputs, packing, packing.pack_state(cache.states[0]))
         states = dropout(packing.unpack(packed)[0], dropout_rates[1], self.training)
@@ -199,7 +199,7 @@ class CtxCvtForConditionalGeneration(heads.RecurrentForConditionalGeneration, Ct
             dropout_rates=(self.config.word_dropout, self.config.hidden_dropout_prob),
         )
         memory = inputs.encoder_outputs.last_hidden_state
-        padding = ~token_mask(memory, inputs.attention_mask)
+        padding = ~build_token_mask(memory, inputs.attention_mask)
         states, weights = self.context(outputs.states, memory, padding, target_mask)
         recorded = ((*outputs.hidden_states, states), (weights[:, None],)) if inputs.is_recording else ()
         return RecurrentDecoderOutput(states, outputs.cache, *recorded)
@@ -323,7 +323,7 @@ class CtxCvtForConditionalGeneration(heads.RecurrentForConditionalGeneration, Ct
             name: tensor if tensor is None else on_host(select_true, tensor, source_mask)
             for name, tensor in sources.items()
         }
-        padding = ~token_mask(memory, selected["attention_mask"])
+        padding = ~build_token_mask(memory, selected["attention_mask"])
         total = memory.new_zeros((), dtype=torch.float32)
         targets = self.generate_hard_targets(**selected)
         rates = (config.view_dropout,) * 2 if is_unlabeled else (config.word_dropout, config.hidden_dropout_prob)

@@ -206,7 +206,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             for mask in (padding_mask_or_none(attention_mask), sequence_ids):
                 if mask is not None:
                     token_labels = on_host(
-                        lambda targets, tokens: targets.masked_fill(tokens == 0, IGNORE_INDEX), token_labels, mask
+                        lambda targets, mask: targets.masked_fill(mask == 0, IGNORE_INDEX), token_labels, mask
                     )
         masked_only = self.config.discriminator_task in ("detection_masked", "replace_mlm")
         name, targets = ("labels", labels) if masked_only else ("token_labels", token_labels)

@@ -26,7 +26,7 @@ from hf_ctxmodels.layers.common import ScalarMix
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import is_plain_linear, linear
 from hf_ctxmodels.layers.lm_loss.sampling import sampled_softmax_loss
-from hf_ctxmodels.layers.pooling import PoolingLayer, pair_features, text_masks, token_mask
+from hf_ctxmodels.layers.pooling import PoolingLayer, build_token_mask, pair_features, text_masks
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 
 
@@ -91,7 +91,7 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
             past_key_values=past_key_values,
         )
         packing = inputs.pack(2)
-        if input_ids is None or packing.token_mask is not None:
+        if input_ids is None or packing.step_mask is not None:
             packed = packing.pack(inputs.embed(self.embed_ids))
         else:  # encode the characters of each word once for both directions
             words = on_host(lambda ids, positions: ids.flatten(0, 1)[positions[0]], input_ids, packing.positions)
@@ -147,8 +147,8 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
         kwargs |= {"attention_mask": attention_mask, "sequence_ids": sequence_ids, "output_hidden_states": True}
         outputs = super().encode(**kwargs)
         states = outputs.hidden_states
-        tokens = token_mask(states[0], attention_mask, sequence_ids)
-        features = [mix(states, tokens) for mix in self.mixes]
+        token_mask = build_token_mask(states[0], attention_mask, sequence_ids)
+        features = [mix(states, token_mask) for mix in self.mixes]
         if self.config.pretrained_embedding_size:
             if (input_ids := kwargs.get("input_ids")) is None:
                 raise CtxError(
@@ -158,7 +158,7 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
             features.append(self.vectors(input_ids).to(features[0].dtype))
         outputs.last_hidden_state = torch.cat(features, -1)
         if self.uses_pooled_output:
-            outputs.pooler_output = self.pooler(outputs.last_hidden_state, tokens)
+            outputs.pooler_output = self.pooler(outputs.last_hidden_state, token_mask)
         if not returns_hidden_states:
             outputs.hidden_states = None
         return outputs
@@ -254,17 +254,17 @@ class CtxElmoForSequenceClassification(heads.ForSequenceClassification, CtxElmoH
         inputs = self.check_input_of_any_length(
             input_ids, kwargs.get("inputs_embeds"), attention_mask, self.config.projection_size, **aligned
         )
-        tokens = token_mask(inputs, attention_mask, sequence_ids)
+        token_mask = build_token_mask(inputs, attention_mask, sequence_ids)
         if token_type_ids is not None:
-            is_second = on_host(lambda types, mask: (types != 0) & mask, token_type_ids, tokens)
+            is_second = on_host(lambda types, mask: (types != 0) & mask, token_type_ids, token_mask)
         elif input_ids is not None:
-            is_second = on_host(torch.logical_and, second_text_mask(input_ids), tokens)
+            is_second = on_host(torch.logical_and, second_text_mask(input_ids), token_mask)
         else:
-            is_second = on_host(torch.zeros_like, tokens)
+            is_second = on_host(torch.zeros_like, token_mask)
         if sequence_ids is None:
-            sequence_ids = on_host(lambda mask, second: mask.long() + second, tokens, is_second)
+            sequence_ids = on_host(lambda mask, second: mask.long() + second, token_mask, is_second)
         outputs = super().encode(attention_mask=attention_mask, sequence_ids=sequence_ids, **kwargs)
-        texts = text_masks(tokens, is_second).chunk(2)
+        texts = text_masks(token_mask, is_second).chunk(2)
         outputs.pooler_output = pair_features(*(self.pooler(outputs.last_hidden_state, text) for text in texts))
         return outputs
 

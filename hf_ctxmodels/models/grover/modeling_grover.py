@@ -16,7 +16,7 @@ from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, AttentionMask
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.cpu.dropout import Dropout
-from hf_ctxmodels.layers.pooling import last_token_columns, states_at, token_mask
+from hf_ctxmodels.layers.pooling import build_token_mask, last_token_columns, states_at
 from hf_ctxmodels.layers.transformer import BlockOutput, FeedForward, Memory, ResidualSum
 from hf_ctxmodels.models.grover.configuration_grover import CtxGroverConfig
 
@@ -120,9 +120,9 @@ class CtxGroverForSequenceClassification(heads.ForSequenceClassification, CtxGro
         outputs = super().encode(input_ids=input_ids, **kwargs)
         if self.config.classifier_pooling is None and input_ids is not None:
             states, (_, attention_mask, sequence_ids) = outputs.last_hidden_state, outputs.encoded_tokens
-            tokens = token_mask(states, attention_mask, sequence_ids)
-            is_classifier_token = (input_ids == self.config.classifier_token_id) & tokens
+            token_mask = build_token_mask(states, attention_mask, sequence_ids)
+            is_classifier_token = (input_ids == self.config.classifier_token_id) & token_mask
             first = is_classifier_token.int().argmax(1)
-            columns = torch.where(is_classifier_token.any(1), first, last_token_columns(states, tokens))
+            columns = torch.where(is_classifier_token.any(1), first, last_token_columns(states, token_mask))
             outputs.pooler_output = states_at(states, columns)
         return outputs

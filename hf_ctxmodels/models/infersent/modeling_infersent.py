@@ -30,17 +30,17 @@ class CtxInferSentModel(RecurrentSentenceEncoder, PretrainedEmbeddingEncoder, Ct
         """Create the word embeddings."""
         PretrainedEmbeddingEncoder.build_embeddings(self, config)
 
-    def select_tokens(self, input_ids: Tensor | None, tokens: Tensor) -> Tensor:
+    def select_tokens(self, input_ids: Tensor | None, token_mask: Tensor) -> Tensor:
         """(batch, length) bool: the words of the vocabulary; all tokens of a text without such words."""
         if input_ids is None or not self.config.skip_unknown:
-            return tokens
+            return token_mask
         unknown_id = self.config.unk_token_id
 
         def select(ids: Tensor, mask: Tensor) -> Tensor:
             in_vocabulary = mask & (ids != unknown_id)
             return in_vocabulary | (mask & ~in_vocabulary.any(1, keepdim=True))
 
-        return on_host(select, input_ids, tokens)
+        return on_host(select, input_ids, token_mask)
 
 
 class CtxInferSentForSequenceClassification(heads.ForTextPairClassification, CtxInferSentPreTrainedModel):

@@ -28,7 +28,7 @@ from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.layers.common import RecurrentDecoderOutput
 from hf_ctxmodels.layers.cpu.dropout import Dropout, dropout
 from hf_ctxmodels.layers.cpu.linear import linear
-from hf_ctxmodels.layers.pooling import mask_until_last_target, token_mask
+from hf_ctxmodels.layers.pooling import build_token_mask, mask_until_last_target
 from hf_ctxmodels.layers.recurrent.decoders import global_attention
 from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
 
@@ -211,7 +211,7 @@ class CtxLmSeq2SeqForConditionalGeneration(
         )
         hidden, memory = outputs.last_hidden_state, inputs.encoder_outputs.memory
         keys = memory[..., -self.config.hidden_size :]
-        padding = ~token_mask(keys, inputs.attention_mask)
+        padding = ~build_token_mask(keys, inputs.attention_mask)
         values = memory if self.config.multi_layer_attention else keys
         context, weights = global_attention(linear(self.query, hidden), keys, values, padding)
         features = torch.cat([context, hidden.to(keys.dtype)], -1)

@@ -11,7 +11,7 @@ from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 from hf_ctxmodels.core.inputs import cumulative_token_counts, padding_mask_or_none
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.weights import LEGACY_NORM_RENAMINGS, POST_NORM_RENAMINGS, decoder_bias, fused_projections
-from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.layers.pooling import build_token_mask
 from hf_ctxmodels.layers.transformer import TokenPositionTypeEmbeddings
 from hf_ctxmodels.models.roberta.configuration_roberta import CtxRobertaConfig
 
@@ -52,10 +52,10 @@ class CtxRobertaModel(TransformerEncoder, CtxRobertaPreTrainedModel):
         The masks and the padding token define the padding. transformers uses the token only, so that `inputs_embeds`
         with left padding, and other ids at masked columns, have wrong positions there.
         """
-        tokens = token_mask(words, padding_mask_or_none(attention_mask), sequence_ids)
+        token_mask = build_token_mask(words, padding_mask_or_none(attention_mask), sequence_ids)
         if not words.is_floating_point():
-            tokens = tokens & (words != self.config.pad_token_id)
-        return cumulative_token_counts(tokens, sequence_ids) * tokens + self.config.pad_token_id
+            token_mask = token_mask & (words != self.config.pad_token_id)
+        return cumulative_token_counts(token_mask, sequence_ids) * token_mask + self.config.pad_token_id
 
 
 class CtxRobertaHeadModel(heads.HeadModel, CtxRobertaPreTrainedModel):

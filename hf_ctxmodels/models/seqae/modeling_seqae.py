@@ -22,7 +22,7 @@ from hf_ctxmodels.architectures.lstm_language_model import (
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_tensors
 from hf_ctxmodels.layers.cpu.dropout import dropout, shared_dropout
-from hf_ctxmodels.layers.pooling import last_token_columns, states_at, token_mask
+from hf_ctxmodels.layers.pooling import build_token_mask, last_token_columns, states_at
 from hf_ctxmodels.models.seqae.configuration_seqae import CtxSeqaeConfig
 
 
@@ -90,24 +90,24 @@ class CtxSeqaeForSequenceClassification(heads.ForSequenceClassification, CtxSeqa
         if labels.is_floating_point() or labels.numel() != len(states):
             expected = f"label_gain='linear' requires ({len(states)},) labels, one class per text"
             raise CtxError(f"{expected}; got {tuple(labels.shape)} {labels.dtype}.", hint="set label_gain='last'.")
-        tokens = token_mask(states, attention_mask, kwargs.get("sequence_ids"))
+        token_mask = build_token_mask(states, attention_mask, kwargs.get("sequence_ids"))
         logits = self.classifier(self.dropout(states))
         labels = heads.validate_sequence_targets(labels, "labels", len(states))
         heads.check_classes(labels, logits.shape[-1], "labels")
-        targets = labels[:, None].expand(tokens.shape).masked_fill(~tokens, heads.IGNORE_INDEX)
+        targets = labels[:, None].expand(token_mask.shape).masked_fill(~token_mask, heads.IGNORE_INDEX)
         losses = F.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none")
-        loss = (label_gains(tokens) * losses).sum()
+        loss = (label_gains(token_mask) * losses).sum()
         return SequenceClassifierOutput(
             loss=heads.mean_over_targets(loss, labels, "labels", num_items_in_batch),
-            logits=states_at(logits, last_token_columns(logits, tokens)),
+            logits=states_at(logits, last_token_columns(logits, token_mask)),
             hidden_states=outputs.hidden_states,
         )
 
 
-def label_gains(tokens: Tensor) -> Tensor:
-    """(batch, length) weights that increase linearly from 0 and sum to 1 over the tokens, a bool mask."""
-    gains = ((tokens.long().cumsum(1) - 1) * tokens).float()
-    gains = torch.where(tokens.sum(1, keepdim=True) == 1, tokens.float(), gains)  # a single word
+def label_gains(token_mask: Tensor) -> Tensor:
+    """(batch, length) weights that increase linearly from 0 and sum to 1 over the tokens of a bool mask."""
+    gains = ((token_mask.long().cumsum(1) - 1) * token_mask).float()
+    gains = torch.where(token_mask.sum(1, keepdim=True) == 1, token_mask.float(), gains)  # a single word
     return gains / gains.sum(1, keepdim=True)
 
 

@@ -20,7 +20,7 @@ from hf_ctxmodels.core.inputs import check_tensors, reject_unused_tensors
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.common import HookPoint
 from hf_ctxmodels.layers.cpu.dropout import Dropout
-from hf_ctxmodels.layers.pooling import pool_tokens, token_mask
+from hf_ctxmodels.layers.pooling import build_token_mask, pool_tokens
 from hf_ctxmodels.models.transformer_xl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from hf_ctxmodels.models.transformer_xl.configuration_transformer_xl import CtxTransformerXLConfig
 from hf_ctxmodels.models.xlnet.modeling_xlnet import CtxXLNetLayer, RelativeAttention
@@ -28,7 +28,7 @@ from hf_ctxmodels.models.xlnet.segment_recurrence import (
     GenerationWithMemory,
     SegmentRecurrence,
     SegmentRecurrenceOutput,
-    padded_tokens,
+    token_mask_or_none,
 )
 from hf_ctxmodels.models.xlnet.streams import EncoderInputs, StreamLayout, check_memory
 
@@ -128,11 +128,11 @@ class CtxTransformerXLModel(SegmentRecurrence, CtxTransformerXLPreTrainedModel):
             sequence_ids=sequence_ids,
             output_mask=output_mask,
         )
-        tokens = padded_tokens(words, attention_mask, sequence_ids)
+        token_mask = token_mask_or_none(words, attention_mask, sequence_ids)
         inputs = EncoderInputs(
             self.config,
             words,
-            tokens,
+            token_mask,
             None,
             sequence_ids,
             check_memory(mems, self.config, words.shape[0]),
@@ -156,8 +156,8 @@ class CtxTransformerXLHeadModel(heads.HeadModel, CtxTransformerXLPreTrainedModel
         outputs = super().encode(attention_mask=attention_mask, **{"use_mems": False, **inputs})
         if self.uses_pooler:
             states = outputs.last_hidden_state
-            tokens = token_mask(states, attention_mask, inputs.get("sequence_ids"))
-            outputs.pooler_output = pool_tokens(states, tokens, "last")
+            token_mask = build_token_mask(states, attention_mask, inputs.get("sequence_ids"))
+            outputs.pooler_output = pool_tokens(states, token_mask, "last")
         return outputs
 
 

@@ -16,7 +16,7 @@ from hf_ctxmodels.architectures.lstm_language_model import (
 from hf_ctxmodels.core.host_copies import on_host, select_true
 from hf_ctxmodels.layers.common import SafeBatchNorm1d
 from hf_ctxmodels.layers.cpu.dropout import Dropout, shared_dropout, variational_dropout
-from hf_ctxmodels.layers.pooling import PoolingLayer, token_mask
+from hf_ctxmodels.layers.pooling import PoolingLayer, build_token_mask
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
@@ -112,7 +112,7 @@ class CtxUlmfitForSequenceClassification(heads.ForSequenceClassification, CtxUlm
         kwargs |= {"attention_mask": attention_mask, "sequence_ids": sequence_ids, "truncation": self.config.bptt}
         outputs = super().encode(**kwargs)
         states = variational_dropout(outputs.last_hidden_state, self.config.dropout_rate("output"), self.training)
-        outputs.pooler_output = self.pooler(states, token_mask(states, attention_mask, sequence_ids))
+        outputs.pooler_output = self.pooler(states, build_token_mask(states, attention_mask, sequence_ids))
         return outputs
 
 

@@ -43,19 +43,19 @@ def segment_mask_spec(layout: Layout, token_type_ids: Tensor) -> MaskSpec:
     if has_custom_mask or (not is_traced(segments) and not bool((segments > SECOND).any())):
         return BIDIRECTIONAL
     positions, sequence_numbers, num_sequences = sequence_positions(layout, token_type_ids.device)
-    tokens = torch.ones_like(segments, dtype=torch.bool)
-    if isinstance(layout, PaddedLayout) and layout.tokens is not None:
-        tokens = host_copy(layout.tokens)
+    token_mask = torch.ones_like(segments, dtype=torch.bool)
+    if isinstance(layout, PaddedLayout) and layout.token_mask is not None:
+        token_mask = host_copy(layout.token_mask)
 
     def count_per_sequence(selected: Tensor) -> Tensor:
         counts = torch.zeros(num_sequences, dtype=torch.long, device=segments.device)
         return counts.index_add(0, sequence_numbers.flatten(), selected.flatten().long())[sequence_numbers]
 
-    is_prefix = ((segments <= SECOND) | (segments == SOURCE)) & tokens
-    is_backward = (segments == RIGHT_TO_LEFT) & tokens
-    prefix_lengths, lengths, backward_lengths = map(count_per_sequence, (is_prefix, tokens, is_backward))
+    is_prefix = ((segments <= SECOND) | (segments == SOURCE)) & token_mask
+    is_backward = (segments == RIGHT_TO_LEFT) & token_mask
+    prefix_lengths, lengths, backward_lengths = map(count_per_sequence, (is_prefix, token_mask, is_backward))
     if not is_traced(segments):
-        if bool((is_prefix != ((positions < prefix_lengths) & tokens)).any()):
+        if bool((is_prefix != ((positions < prefix_lengths) & token_mask)).any()):
             raise CtxError(
                 "token_type_ids: tokens of the segments 0, 1 and 4 follow tokens of other segments.",
                 hint="use 0 and 1 for a pair, 2 or 3 for a text in one direction, 4 and then 5 for source and target.",
@@ -67,7 +67,7 @@ def segment_mask_spec(layout: Layout, token_type_ids: Tensor) -> MaskSpec:
             )
     is_causal = (segments == LEFT_TO_RIGHT) | (segments == TARGET)
     prefix_stop = torch.where(is_causal, torch.maximum(prefix_lengths, positions + 1), prefix_lengths)
-    prefix_stop = torch.where(tokens, prefix_stop, lengths)  # padding attends to some key, which avoids NaN
+    prefix_stop = torch.where(token_mask, prefix_stop, lengths)  # padding attends to some key, which avoids NaN
     suffix_stop = torch.where(is_backward, lengths, positions + 1)
     ranges = torch.stack([prefix_stop, positions, suffix_stop], -1)
     return MaskSpec(ranges=to_device(ranges, token_type_ids.device))

@@ -20,7 +20,7 @@ from hf_ctxmodels.core.host_copies import on_host, to_device
 from hf_ctxmodels.core.inputs import check_ids, check_tensors
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets
 from hf_ctxmodels.heads.base import mask_of_targets
-from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.layers.pooling import build_token_mask
 from hf_ctxmodels.models.word2vec.configuration_word2vec import CtxWord2VecConfig
 from hf_ctxmodels.models.word2vec.window_prediction import (
     SOFTMAX_BLOCK,
@@ -161,7 +161,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
                 "negatives", on_host(lambda tensor: tensor.flatten(1), negatives), config.vocab_size, "vocab_size"
             )
             output_arguments = [negatives]
-        return TextBatch(words, token_mask(words, attention_mask), labels, windows, output_arguments)
+        return TextBatch(words, build_token_mask(words, attention_mask), labels, windows, output_arguments)
 
     def loss_by_scores(self, scores: Tensor, **batch: Tensor) -> Tensor:
         """Summed loss of a model that always predicts the logits `scores`, (vocabulary,)."""
@@ -208,7 +208,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
             return None
         positions = torch.arange(states.shape[1], device=states.device)
         distance = (positions[:, None] - positions).abs()
-        context = (distance > 0) & (distance <= self.config.window) & token_mask(states, attention_mask)[:, None]
+        context = (distance > 0) & (distance <= self.config.window) & build_token_mask(states, attention_mask)[:, None]
         context = context.to(states.dtype)
         if self.config.architecture == "cbow":
             context = context / context.sum(-1, keepdim=True).clamp(min=1)

@@ -37,7 +37,7 @@ from hf_ctxmodels.layers.common import HookPoint
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import linear, prepack_linear_layers, prepacked_weights
 from hf_ctxmodels.layers.cpu.relative_attention import RelativeBiases
-from hf_ctxmodels.layers.pooling import pool_tokens, token_mask
+from hf_ctxmodels.layers.pooling import build_token_mask, pool_tokens
 from hf_ctxmodels.layers.transformer import FeedForward, ResidualSum
 from hf_ctxmodels.models.xlnet.beam_search_head import ForBeamSearchQuestionAnswering
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
@@ -46,7 +46,7 @@ from hf_ctxmodels.models.xlnet.segment_recurrence import (
     GenerationWithMemory,
     SegmentRecurrence,
     SegmentRecurrenceOutput,
-    padded_tokens,
+    token_mask_or_none,
 )
 from hf_ctxmodels.models.xlnet.streams import (
     EncoderInputs,
@@ -259,16 +259,16 @@ class CtxXLNetModel(SegmentRecurrence, CtxXLNetPreTrainedModel):
         )
         if token_type_ids is None and self.training:  # DDP expects gradients of the segment parameters
             token_type_ids = torch.zeros(words.shape[:2], dtype=torch.long, device=words.device)
-        tokens = padded_tokens(words, attention_mask, sequence_ids)
+        token_mask = token_mask_or_none(words, attention_mask, sequence_ids)
         inputs = EncoderInputs(
             self.config,
             words,
-            tokens,
+            token_mask,
             token_type_ids,
             sequence_ids,
             check_memory(mems, self.config, words.shape[0]),
             output_mask=output_mask,
-            **check_permutation(words, tokens, permutation_order, target_positions, perm_mask, target_mapping),
+            **check_permutation(words, token_mask, permutation_order, target_positions, perm_mask, target_mapping),
         )
         return self.run_layers(inputs, use_mems, **kwargs)
 
@@ -293,9 +293,9 @@ class CtxXLNetSummary(nn.Module):
         self.dense = nn.Linear(config.hidden_size, config.hidden_size) if config.summary_use_proj else nn.Identity()
         self.activation = ACT2FN[config.summary_activation] if config.summary_activation else nn.Identity()
 
-    def forward(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """(batch, length, hidden) states and (batch, length) bool tokens -> (batch, hidden)."""
-        return self.activation(self.dense(pool_tokens(states, tokens, self.pooling)))
+    def forward(self, states: Tensor, token_mask: Tensor) -> Tensor:
+        """(batch, length, hidden) states and (batch, length) bool -> (batch, hidden)."""
+        return self.activation(self.dense(pool_tokens(states, token_mask, self.pooling)))
 
 
 @dataclass
@@ -331,7 +331,7 @@ class CtxXLNetHeadModel(heads.HeadModel, CtxXLNetPreTrainedModel):
         outputs = super().encode(attention_mask=attention_mask, **{"use_mems": False, **inputs})
         if self.uses_pooler:
             states = outputs.last_hidden_state
-            outputs.pooler_output = self.summary(states, token_mask(states, attention_mask))
+            outputs.pooler_output = self.summary(states, build_token_mask(states, attention_mask))
         return outputs
 
     def encoder_fields(self, outputs: Any) -> dict[str, Any]:

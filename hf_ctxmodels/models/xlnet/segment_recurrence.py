@@ -13,7 +13,7 @@ from hf_ctxmodels.core.host_copies import host_copy, is_traced
 from hf_ctxmodels.core.inputs import check_no_empty_rows
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.common import HookPoint
-from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.layers.pooling import build_token_mask
 from hf_ctxmodels.layers.transformer import recorded_layer_numbers
 from hf_ctxmodels.models.xlnet.relative_attention import distance_encodings
 from hf_ctxmodels.models.xlnet.streams import EncoderInputs, StreamLayout
@@ -37,15 +37,15 @@ class SegmentRecurrenceOutput(BaseModelOutputWithPooling):
     mems: tuple[Tensor, ...] | None = None
 
 
-def padded_tokens(words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor | None:
+def token_mask_or_none(words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor | None:
     """(batch, length) bool, False at padding; None without padding. Raises CtxError for a row without tokens."""
     if attention_mask is None and sequence_ids is None:
         return None
-    tokens = token_mask(words, attention_mask, sequence_ids)
-    if is_traced(tokens):
-        return tokens
-    check_no_empty_rows(tokens)
-    return None if bool(host_copy(tokens).all()) else tokens
+    token_mask = build_token_mask(words, attention_mask, sequence_ids)
+    if is_traced(token_mask):
+        return token_mask
+    check_no_empty_rows(token_mask)
+    return None if bool(host_copy(token_mask).all()) else token_mask
 
 
 class GenerationWithMemory:

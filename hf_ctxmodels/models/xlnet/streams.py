@@ -47,7 +47,7 @@ class EncoderInputs:
 
     Attributes:
         words: (batch, length) token ids, or (batch, length, hidden) embeddings.
-        tokens: (batch, length) bool, False at padding; None without padding.
+        token_mask: (batch, length) bool, False at padding; None without padding.
         memory: (batch, memory, hidden) states of earlier segments per layer, zeros where empty; or None.
         order: (batch, length) rank of each position in the factorization order (section 2.2), -1 for positions that are
             visible to all; or None. Key j is visible to the content state at i if order[j] <= order[i], and to the
@@ -58,7 +58,7 @@ class EncoderInputs:
 
     config: CtxXLNetConfig
     words: Tensor
-    tokens: Tensor | None = None
+    token_mask: Tensor | None = None
     token_types: Tensor | None = None
     sequence_ids: Tensor | None = None
     memory: Sequence[Tensor] | None = None
@@ -100,13 +100,13 @@ class EncoderInputs:
     @property
     def has_inner_padding(self) -> bool:
         """Whether there is padding between the tokens of a sequence, which counts in their distances."""
-        if self.tokens is None or is_compiled():  # `build_ranges` regards it
+        if self.token_mask is None or is_compiled():  # `build_ranges` regards it
             return False
         if self.sequence_ids is not None:
-            return bool((host_copy(self.tokens) != (host_copy(self.sequence_ids) != 0)).any())
-        tokens = host_copy(self.tokens)
-        starts = tokens[:, 1:] & ~tokens[:, :-1]
-        return bool((tokens[:, 0].long() + starts.sum(1) != 1).any())
+            return bool((host_copy(self.token_mask) != (host_copy(self.sequence_ids) != 0)).any())
+        token_mask = host_copy(self.token_mask)
+        starts = token_mask[:, 1:] & ~token_mask[:, :-1]
+        return bool((token_mask[:, 0].long() + starts.sum(1) != 1).any())
 
     @property
     def state_positions(self) -> Tensor:
@@ -132,11 +132,11 @@ class EncoderInputs:
         of no target. With `attn_type="uni"` later positions are hidden. With `same_length` the number of visible keys
         is the same for all states: of Transformer-XL at most `attention_window`, of XLNet also in the first segment.
         """
-        memory_tokens = None if self.memory is None else (self.memory[-1] != 0).any(-1)
-        if memory_tokens is not None and memory_tokens.device.type == "cpu" and not is_traced(memory_tokens):
-            memory_tokens = None if bool(memory_tokens.all()) else memory_tokens  # a device is not read for it
+        memory_mask = None if self.memory is None else (self.memory[-1] != 0).any(-1)
+        if memory_mask is not None and memory_mask.device.type == "cpu" and not is_traced(memory_mask):
+            memory_mask = None if bool(memory_mask.all()) else memory_mask  # a device is not read for it
         is_causal, targets, memory_length = self.config.attn_type == "uni", self.target_positions, self.memory_length
-        restrictions = (self.tokens, self.sequence_ids, self.order, self.hidden_pairs, targets, memory_tokens)
+        restrictions = (self.token_mask, self.sequence_ids, self.order, self.hidden_pairs, targets, memory_mask)
         if not is_causal and all(tensor is None for tensor in restrictions):
             return None
         device, positions = self.words.device, self.state_positions[..., None]
@@ -164,9 +164,13 @@ class EncoderInputs:
                 visible = visible & ((keys >= positions) | (keys >= self.length))
         if targets is not None:
             visible = visible & F.pad(targets >= 0, (self.length, 0), value=True)[..., None]
-        if memory_tokens is not None:
-            visible = visible & F.pad(memory_tokens, (0, self.length), value=True)[:, None]
-        return visible if self.tokens is None else visible & F.pad(self.tokens, (memory_length, 0), value=True)[:, None]
+        if memory_mask is not None:
+            visible = visible & F.pad(memory_mask, (0, self.length), value=True)[:, None]
+        return (
+            visible
+            if self.token_mask is None
+            else visible & F.pad(self.token_mask, (memory_length, 0), value=True)[:, None]
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +219,7 @@ class StreamLayout:
         ):
             shape, device = (inputs.batch_size, inputs.length), inputs.words.device
             layout_class = TracedLayout if is_compiled() else PackedLayout
-            packed_layout = layout_class.build(*shape, inputs.tokens, inputs.sequence_ids, device)
+            packed_layout = layout_class.build(*shape, inputs.token_mask, inputs.sequence_ids, device)
             if runs_per_sequence(encodings):
                 return cls(inputs, encodings, packed_layout, None, uses_eager)
             return cls(inputs, encodings, packed_layout, inputs.build_pattern(), uses_eager)._with_dense_pattern()
@@ -259,8 +263,10 @@ class StreamLayout:
         for two streams (batch, length, hidden), None if not computed, and (batch, targets, hidden)."""
         if not self.has_queries:
             outputs, inputs = self.layout.select_outputs(states), self.inputs
-            if inputs.tokens is not None and inputs.config.unpad and outputs.dim() == 3:  # as if padding were skipped
-                outputs = outputs * inputs.tokens[..., None]
+            if (
+                inputs.token_mask is not None and inputs.config.unpad and outputs.dim() == 3
+            ):  # as if padding were skipped
+                outputs = outputs * inputs.token_mask[..., None]
             return (outputs,)
         if self.is_query_only:
             return None, states
@@ -272,8 +278,8 @@ class StreamLayout:
 
     def content_states(self, states: Tensor) -> Tensor:
         """(batch, length, hidden) of the content stream, zeros at padding; the memory stores them."""
-        states, tokens = self.layout.unpack(self.select_keys(states)), self.inputs.tokens
-        return states if tokens is None or isinstance(self.layout, PackedLayout) else states * tokens[..., None]
+        states, token_mask = self.layout.unpack(self.select_keys(states)), self.inputs.token_mask
+        return states if token_mask is None or isinstance(self.layout, PackedLayout) else states * token_mask[..., None]
 
     def attend(
         self,
@@ -407,7 +413,7 @@ def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_si
 
 def check_permutation(
     words: Tensor,
-    tokens: Tensor | None,
+    token_mask: Tensor | None,
     permutation_order: Tensor | None,
     target_positions: Tensor | None,
     perm_mask: Tensor | None,
@@ -415,7 +421,7 @@ def check_permutation(
 ) -> dict[str, Tensor | None]:
     """The arguments `order`, `hidden_pairs` and `target_positions` of `EncoderInputs`.
 
-    `words` and `tokens` as in `EncoderInputs`, the other arguments as in `CtxXLNetModel.forward`.
+    `words` and `token_mask` as in `EncoderInputs`, the other arguments as in `CtxXLNetModel.forward`.
 
     Raises:
         CtxError: Both forms are passed, a shape does not match the input, or a target cannot be predicted.
@@ -464,8 +470,8 @@ def check_permutation(
         if permutation_order is not None:
             is_visible = host_copy(permutation_order).gather(1, columns) < 0
             problems[", which has rank -1 in permutation_order and is visible to all positions."] = is_visible
-        if tokens is not None:
-            problems[", where attention_mask is 0 (padding)."] = ~host_copy(tokens).gather(1, columns)
+        if token_mask is not None:
+            problems[", where attention_mask is 0 (padding)."] = ~host_copy(token_mask).gather(1, columns)
         for problem, is_invalid in problems.items():
             is_invalid = is_invalid & (positions != NO_TARGET)
             hint = "choose positions of real tokens to predict, or -1."
