@@ -357,7 +357,7 @@ def test_encoder_peak_memory_without_gradients() -> None:
     def step() -> None:
         encoder(input_ids=ids)
 
-    assert peak_bytes(step, torch.device("cpu")) < 6.3 * ids.numel() * 32 * 4
+    assert peak_bytes(step, torch.device("cpu")) < 6.2 * ids.numel() * 32 * 4
 
 
 @pytest.mark.parametrize("case", ALL_SEQ2SEQ, ids=str)

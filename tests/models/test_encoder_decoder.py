@@ -302,8 +302,8 @@ def test_saved_model_loads_in_new_process(batch: dict[str, torch.Tensor], tmp_pa
     torch.save(batch, tmp_path / "batch.pt")
     result = run_forked("-c", RELOAD, tmp_path)
     assert result.returncode == 0, result.stderr
-    with torch.no_grad():  # kernels may differ by the alignment of memory
-        torch.testing.assert_close(torch.load(tmp_path / "loss.pt"), model(**batch).loss, rtol=2e-6, atol=0)
+    with torch.no_grad():  # as in the new process: the kernels of some processors differ with gradients
+        torch.testing.assert_close(torch.load(tmp_path / "loss.pt"), model(**batch).loss, rtol=0, atol=0)
     spec = get_family(model.config)
     assert spec.tokenizer is FAMILIES["bert"].tokenizer
     assert "CtxEncoderDecoderConfig" in (tmp_path / "ctx_encoder_decoder_auto.py").read_text()
