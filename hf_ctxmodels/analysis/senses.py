@@ -163,7 +163,7 @@ def nearest_to_vectors(
         vectors: (queries, hidden).
         layer: Index of the layer in `corpus.vectors`.
         number: Neighbors of each query.
-        excluded_sentences: Index of the sentence of each query, which has no neighbors of it; empty for none.
+        excluded_sentences: For each query, the index of a sentence whose words are skipped; empty to skip none.
 
     Returns:
         For each query its neighbors with their cosines, the nearest first.

@@ -62,9 +62,7 @@ def _pool(
 ) -> Tensor | None:
     """Pool the mixed states in the way in which the encoder pools its last layer; None if it has no pooling."""
     pooler, pooling = getattr(encoder, "pooler", None), getattr(encoder, "pooling", None)
-    is_token = build_token_mask(states, padding_mask_or_none(attention_mask))
-    if sequence_ids is not None:
-        is_token = is_token & (sequence_ids != 0)
+    is_token = build_token_mask(states, padding_mask_or_none(attention_mask), sequence_ids)
     if isinstance(pooler, PoolingLayer):
         select_tokens = getattr(encoder, "select_tokens", None)
         return pooler(states, is_token if select_tokens is None else select_tokens(input_ids, is_token))

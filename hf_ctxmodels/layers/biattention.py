@@ -42,9 +42,8 @@ class Biattention(nn.Module):
         texts = [on_host(lambda mask, half=half: mask.chunk(2)[half], masks) for half in range(2)]
         sequences = on_host(sequence_numbers, is_second_text)
         inputs = linear(self.project, self.dropout(states)).relu()
-        encoded = run_layer(
-            self.encoder, self.dropout(inputs), PackedSequences.build(token_mask, sequences, unpad=unpad)
-        )
+        packing = PackedSequences.build(token_mask, sequences, unpad=unpad)
+        encoded = run_layer(self.encoder, self.dropout(inputs), packing)
         affinities = (encoded @ encoded.transpose(1, 2)).float()
         pooled = []
         for text, other_text, integrator, selector in zip(

@@ -224,10 +224,10 @@ def optimize_probes(
     description: str,
     progress: bool,
 ) -> None:
-    """Train a batch of probes with Adam, whose rate falls linearly to 0, and load the weights with the best dev loss of
-    each.
+    """Train a batch of probes with Adam and a learning rate that falls linearly to 0, and load the weights of each
+    probe with the lowest dev loss.
 
-    The losses of the probes are summed, so that the gradient of each, and each step of Adam, is its own.
+    The losses of the probes are summed, so that the probes are trained independently of each other.
 
     Args:
         probes: Probes with (L, V, ...) parameters.

@@ -12,7 +12,7 @@ from hf_ctxmodels.layers.common import RecurrentDecoderOutput
 from hf_ctxmodels.layers.cpu.dropout import Dropout, dropout
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
-from hf_ctxmodels.layers.pooling import mask_until_last_target
+from hf_ctxmodels.layers.pooling import build_token_mask, mask_until_last_target
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.layers.recurrent.rnn import GRU, LSTM
 
@@ -57,9 +57,7 @@ class VectorDecoder(nn.Module):
         """
         embeddings = self.embeddings(ids)
         states = torch.cat([embeddings, vectors[:, None].expand(-1, ids.shape[1], -1).to(embeddings.dtype)], -1)
-        if token_mask is None:
-            token_mask = to_device(torch.ones(ids.shape, dtype=torch.bool), ids.device)
-        packing = PackedSequences.build(token_mask, directions=1, unpad=unpad)
+        packing = PackedSequences.build(build_token_mask(ids, token_mask), directions=1, unpad=unpad)
         final_states, recorded = [], [embeddings]
         for layer, initial_state in zip(self.layers, cache.states, strict=True):
             inputs = packing.pack(self.dropout(states))

@@ -68,11 +68,7 @@ class TargetLSTM(nn.Module):
         size = self.layer.cell_size
         check_recurrent_cache(cache, [[(len(ids), 1, size), (len(ids), 1, size)]])
         embeddings = self.embeddings(ids)
-        if token_mask is None:
-            token_mask = to_device(torch.ones(ids.shape, dtype=torch.bool), ids.device)
-        else:
-            token_mask = on_host(Tensor.bool, token_mask)
-        packing = PackedSequences.build(token_mask, directions=1, unpad=unpad)
+        packing = PackedSequences.build(build_token_mask(ids, token_mask), directions=1, unpad=unpad)
         inputs = packing.pack(dropout(embeddings, dropout_rates[0], self.training))
         packed, state = self.layer(inputs, packing, packing.pack_state(cache.states[0]))
         states = dropout(packing.unpack(packed)[0], dropout_rates[1], self.training)

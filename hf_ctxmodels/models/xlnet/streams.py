@@ -166,11 +166,9 @@ class EncoderInputs:
             visible = visible & F.pad(targets >= 0, (self.length, 0), value=True)[..., None]
         if memory_mask is not None:
             visible = visible & F.pad(memory_mask, (0, self.length), value=True)[:, None]
-        return (
-            visible
-            if self.token_mask is None
-            else visible & F.pad(self.token_mask, (memory_length, 0), value=True)[:, None]
-        )
+        if self.token_mask is not None:
+            visible = visible & F.pad(self.token_mask, (memory_length, 0), value=True)[:, None]
+        return visible
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,11 +260,9 @@ class StreamLayout:
         """Computed states -> (batch, length, hidden) or, with an output mask, (outputs, hidden) for a single stream;
         for two streams (batch, length, hidden), None if not computed, and (batch, targets, hidden)."""
         if not self.has_queries:
-            outputs, inputs = self.layout.select_outputs(states), self.inputs
-            if (
-                inputs.token_mask is not None and inputs.config.unpad and outputs.dim() == 3
-            ):  # as if padding were skipped
-                outputs = outputs * inputs.token_mask[..., None]
+            outputs, token_mask = self.layout.select_outputs(states), self.inputs.token_mask
+            if token_mask is not None and self.inputs.config.unpad and outputs.dim() == 3:  # as if padding were skipped
+                outputs = outputs * token_mask[..., None]
             return (outputs,)
         if self.is_query_only:
             return None, states
