@@ -2,7 +2,7 @@
 back-translation of text in several languages."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,11 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.core.generation import max_input_length
 from hf_ctxmodels.core.model import evaluation_mode
-from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, language_columns, pad_targets, required_token
 from hf_ctxmodels.data.seeding import Purpose
 from hf_ctxmodels.objectives.base import batch_statistics, target_rates
 from hf_ctxmodels.objectives.features import check_token_ids, feature_generator
 from hf_ctxmodels.objectives.masked_segment import MaskingWithLanguages
-from hf_ctxmodels.objectives.tokenized_documents import document_batches
 
 _END_OF_WORD = "</w>"  # suffix of the last subword of a word
 # longest translation in tokens, relative to its sentence; in the release, to the longest sentence of a batch
@@ -271,19 +269,6 @@ class BackTranslation(DataCollatorForBackTranslation, MaskingWithLanguages):
         self.immutable_config_fields = ("n_langs", "lang2id")
         schedules = {name: parse_weight_schedule(getattr(self, name), name) for name in ("lambda_ae", "lambda_bt")}
         self.loss_function = BackTranslationLoss(**schedules)
-
-    def tagged_examples(self, documents: Iterable[list[str]]) -> Iterator[Example]:
-        """Examples with input_ids and language."""
-        for batch in document_batches(documents):
-            for document in self.reader.read(batch):
-                tokens = sum(len(ids) for _, ids in document)
-                self.statistics.update(documents=1, sentences=len(document), tokens=tokens)
-                for language, ids in document:
-                    length = len(ids) + self.template.special_tokens
-                    if self.min_length <= length <= self.max_length:
-                        yield {"input_ids": self.template.fill(ids), "language": language}
-                    else:
-                        self.statistics["left_out"] += 1
 
     def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of `batch_statistics`, and mask tokens of the sources with noise, and tokens of the sentences."""

@@ -1,6 +1,5 @@
 """MASS (Song et al. 2019, section 3.2): generate the masked segment of a text, or translate a masked source."""
 
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
@@ -198,9 +197,21 @@ class MaskingWithLanguages(Objective):
                 hint=f"raise max_length={self.max_length}, lower min_length={self.min_length}, or use other text.",
             )
 
-    @abstractmethod
     def tagged_examples(self, documents: Iterable[list[str]]) -> Iterator[Example]:
-        """Examples with the ids of their languages."""
+        """Examples with input_ids and language; texts that are too short or too long are skipped and counted."""
+        for batch in document_batches(documents):
+            for document in self.reader.read(batch):
+                tokens = sum(len(ids) for _, ids in document)
+                self.statistics.update(documents=1, sentences=len(document), tokens=tokens)
+                for language, ids in self.texts(document):
+                    if self.min_length <= len(ids) + self.template.special_tokens <= self.max_length:
+                        yield {"input_ids": self.template.fill(ids), "language": language}
+                    else:
+                        self.statistics["left_out"] += 1
+
+    def texts(self, document: list[Sentence]) -> Iterable[Sentence]:
+        """The language and (tokens,) ids of each example's text; by default the sentences of the document."""
+        return document
 
 
 @dataclass
@@ -224,20 +235,8 @@ class MaskedSegment(DataCollatorForMaskedSegment, MaskingWithLanguages):
     skip_reason = "texts are too short"
     by_sentence: bool = flag(True, "Each sentence is an example; False: as many sentences of a document as fit.")
 
-    def tagged_examples(self, documents: Iterable[list[str]]) -> Iterator[Example]:
-        """Examples with input_ids and language."""
-        for batch in document_batches(documents):
-            for document in self.reader.read(batch):
-                tokens = sum(len(ids) for _, ids in document)
-                self.statistics.update(documents=1, sentences=len(document), tokens=tokens)
-                for language, ids in self._texts(document):
-                    if len(ids) + self.template.special_tokens < self.min_length:
-                        self.statistics["left_out"] += 1
-                    else:
-                        yield {"input_ids": self.template.fill(ids), "language": language}
-
-    def _texts(self, document: list[Sentence]) -> Iterator[Sentence]:
-        """The language and (tokens,) ids of each example's text."""
+    def texts(self, document: list[Sentence]) -> Iterator[Sentence]:
+        """The sentences, cut into pieces that fit `max_length`, or with `by_sentence=False` joined to such pieces."""
         pieces: list[np.ndarray] = []
         current_language = 0
         for language, ids in document:
