@@ -412,5 +412,6 @@ def test_missing_and_damaged_weights(workspace, tmp_path, capfd):
     with pytest.raises(CtxError, match="cannot be opened"):
         load_model(tmp_path / "nowhere", "AutoModelForMaskedLM", config)
     config.num_hidden_layers += 1
-    with pytest.raises(CtxError, match="weights of the encoder are missing"):
-        load_model(tmp_path / "classifier", "AutoModelForSequenceClassification", config)
+    for auto_class in ("AutoModelForSequenceClassification", "AutoModel"):
+        with pytest.raises(CtxError, match="weights of the encoder are missing"):
+            load_model(tmp_path / "classifier", auto_class, config)
