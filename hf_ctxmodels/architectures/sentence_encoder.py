@@ -194,7 +194,7 @@ def encode_in_windows(
     """
     if batch_size < 1:
         raise CtxError(f"batch_size={batch_size}, expected 1 or more.")
-    check_tokenizer_matches_model(tokenizer, model.config, location=tokenizer.name_or_path or type(tokenizer).__name__)
+    check_tokenizer_matches_model(tokenizer, model.config)
     max_length = max_sentence_length(model, tokenizer)
 
     def encode(examples: dict[str, list[Any]]) -> Tensor:

@@ -163,7 +163,7 @@ def get_words_and_vectors(
             hint="use a model of word2vec or GloVe with its tokenizer; a contextual model has vectors of words in "
             "a sentence: model(**tokenizer(sentence, return_tensors='pt')).last_hidden_state.",
         )
-    check_tokenizer_matches_model(tokenizer, model.config, location=tokenizer.name_or_path or type(tokenizer).__name__)
+    check_tokenizer_matches_model(tokenizer, model.config)
     special_ids = set(tokenizer.all_special_ids)
     words = tokenizer.words
     ids = [token_id for token_id in range(len(words)) if token_id not in special_ids]

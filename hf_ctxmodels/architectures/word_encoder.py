@@ -131,9 +131,7 @@ class WordEncoder:
             raise CtxError(f"pooling={pooling!r} is not supported.", hint='use "mean", "first" or "last".')
         if batch_tokens < 1:
             raise CtxError(f"batch_tokens={batch_tokens}, expected 1 or more.")
-        check_tokenizer_matches_model(
-            tokenizer, model.config, location=tokenizer.name_or_path or type(tokenizer).__name__
-        )
+        check_tokenizer_matches_model(tokenizer, model.config)
         base_model = model.base_model
         has_decoder = "decoder_input_ids" in signature(base_model.forward).parameters
         self.model: Any = base_model.get_encoder() if has_decoder else base_model

@@ -145,11 +145,13 @@ def record_tokenizer_digest(config: PreTrainedConfig, tokenizer: PreTrainedToken
 
 
 def check_tokenizer_matches_model(
-    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int = 0, *, location: str
+    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int = 0, *, location: str | None = None
 ) -> None:
     """Raise CtxError if a tokenizer lacks the characters that a model reads, has more tokens than a model has
     embeddings, or is not the tokenizer that the model was trained with; or if inputs of `max_length` tokens, unless it
-    is 0, exceed the model's positions or have no room for text."""
+    is 0, exceed the model's positions or have no room for text. The errors name the `location`, by default the
+    tokenizer's."""
+    location = location or tokenizer.name_or_path or type(tokenizer).__name__
     if hasattr(config, "num_characters") and not hasattr(tokenizer, "character_ids"):
         raise CtxError(
             f"{type(tokenizer).__name__} has no characters, which a model with a {type(config).__name__} reads.",
