@@ -124,13 +124,7 @@ def attend_in_one_group(
     else:
         (queries,) = _pad_batch((query,), query_indices, num_sequences, group.num_queries)
         keys, values = _pad_batch((key, value), key_indices, num_sequences, group.num_keys)
-    if group.window is not None:
-        context = banded_attention(queries, keys, values, group.window, scale=scale, dropout=dropout)
-    else:
-        context = scaled_dot_product_attention(
-            queries, keys, values, group.mask, is_causal=group.is_causal, scale=scale, dropout=dropout
-        )
-    context = context.flatten(0, 1)
+    context = _attend_group(queries, keys, values, group, scale=scale, dropout=dropout).flatten(0, 1)
     return context if query_indices is None else context.index_select(0, query_indices)
 
 
@@ -179,17 +173,23 @@ def attend_in_groups(
         else:
             keys = _pad_sequences(key_sequences, group.sequence_indices, group.num_keys, padding)
             values = _pad_sequences(value_sequences, group.sequence_indices, group.num_keys, padding)
-        if group.window is not None:
-            context = banded_attention(queries, keys, values, group.window, scale=scale, dropout=dropout)
-        else:
-            context = scaled_dot_product_attention(
-                queries, keys, values, group.mask, is_causal=group.is_causal, scale=scale, dropout=dropout
-            )
+        context = _attend_group(queries, keys, values, group, scale=scale, dropout=dropout)
         if is_whole_batch and len(context) * group.num_queries == len(query):
             return context.flatten(0, 1)
         lengths = [query_lengths[index] for index in group.sequence_indices]
         contexts |= zip(group.sequence_indices, _unpad_sequences(context, lengths))
     return torch.cat([contexts[index] for index in sorted(contexts)])
+
+
+def _attend_group(
+    query: Tensor, key: Tensor, value: Tensor, group: SequenceGroup, *, scale: float, dropout: float
+) -> Tensor:
+    """Attention of the padded sequences of a group; query, key, value and result as in `banded_attention`."""
+    if group.window is not None:
+        return banded_attention(query, key, value, group.window, scale=scale, dropout=dropout)
+    return scaled_dot_product_attention(
+        query, key, value, group.mask, is_causal=group.is_causal, scale=scale, dropout=dropout
+    )
 
 
 def _pad_sequences(sequences: Sequence[Tensor], members: Sequence[int], length: int, padding: Tensor) -> Tensor:

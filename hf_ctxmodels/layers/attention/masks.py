@@ -112,6 +112,11 @@ class MaskSpec:
         """Whether it is the causal mask with a window."""
         return self.causal and self.prefix_lengths is None and self.window is not None
 
+    @property
+    def fits_flash(self) -> bool:
+        """Whether flash attention kernels support it: without prefix, bias and ranges."""
+        return self.prefix_lengths is None and self.bias is None and self.ranges is None
+
     def allows(
         self, queries: Tensor, keys: Tensor, prefix: Tensor | None = None, ranges: Tensor | None = None
     ) -> Tensor:
@@ -159,6 +164,11 @@ class PackedMask:
     device: torch.device
     is_single: bool
 
+    @property
+    def has_all_queries(self) -> bool:
+        """Whether the queries are all tokens, and the keys are the same tokens."""
+        return self.queries.query is None and self.queries.lengths == self.keys.lengths
+
     @cached_property
     def groups(self) -> "tuple[SequenceGroup, ...]":
         """The sequences that have a query, in groups on the CPU; elsewhere one group of all sequences (`is_single`),
@@ -171,7 +181,7 @@ class PackedMask:
             fraction = _MAX_PADDING if torch.get_num_threads() > 1 else 0.0
             max_padding = max(_CALL_PAIRS, fraction * sum(num_queries * num_keys for num_queries, num_keys in lengths))
             indices_by_group = _group_by_length(lengths, max_padding)
-        has_all_queries = queries.query is None and queries.lengths == keys.lengths
+        has_all_queries = self.has_all_queries
         is_square = spec.bias is None and has_all_queries
         is_causal = is_square and spec.is_plain_causal  # padding follows all queries: this mask hides it as well
         groups = []
@@ -207,8 +217,7 @@ class PackedMask:
         key_lengths = [self.keys.lengths[index] for index in indices]
         allowed = None
         # Padding follows all keys: a causal mask, shared by all sequences, hides it from all queries but padding.
-        is_square = self.queries.query is None and self.queries.lengths == self.keys.lengths
-        hides_padding = self.is_single and is_square and spec.causal and spec.prefix_lengths is None
+        hides_padding = self.is_single and self.has_all_queries and spec.causal and spec.prefix_lengths is None
         if min(key_lengths) < num_keys and not hides_padding:
             allowed = (keys < to_device(torch.tensor(key_lengths), self.device)[:, None])[:, None, None, :]
         if not spec.is_full:
@@ -259,10 +268,9 @@ class PackedMask:
     def varlen_window(self) -> tuple[int, int] | None:
         """Windows before and after a query in the variable-length kernel, -1 for no limit; None if it does not support
         the mask."""
-        if self.spec.bias is not None or self.spec.prefix_lengths is not None or self.spec.ranges is not None:
-            return None
         # the kernel aligns the last query with the last key
-        if not self.spec.is_full and self.queries.query_counts != self.keys.lengths:
+        is_aligned = self.spec.is_full or self.queries.query_counts == self.keys.lengths
+        if not (self.spec.fits_flash and is_aligned):
             return None
         distance = -1 if self.spec.window is None else self.spec.window - 1
         return distance, 0 if self.spec.causal else distance
@@ -330,8 +338,7 @@ def attention_dtype(like: Tensor) -> torch.dtype:
 
 def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, like: Tensor) -> PaddedMask:
     if layout.is_flash and keys.custom_mask is None:
-        has_bias_or_prefix = spec.bias is not None or spec.prefix_lengths is not None or spec.ranges is not None
-        if has_bias_or_prefix or keys.sequences is not None or (not spec.is_full and keys is not layout):
+        if not spec.fits_flash or keys.sequences is not None or (not spec.is_full and keys is not layout):
             raise CtxError(
                 f"{layout.implementation} supports no position bias, no prefix and no packed sequences (sequence_ids).",
                 hint='use model.set_attn_implementation("sdpa"), which has a varlen flash kernel on CUDA itself.',
