@@ -4,7 +4,7 @@ et al. 2018) and its successors, and the base class of its heads."""
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,14 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import is_traced, on_host, select_true
 from hf_ctxmodels.core.inputs import check_encoder_input, check_ids, cumulative_token_counts, padding_mask_or_none
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.heads.base import HeadModel, ItemCounts, labeled_targets, mask_of_targets, mean_over_targets
+from hf_ctxmodels.heads.base import (
+    HeadModel,
+    ItemCounts,
+    ignore_padding,
+    labeled_targets,
+    mask_of_targets,
+    mean_over_targets,
+)
 from hf_ctxmodels.heads.causal_lm import next_token_targets
 from hf_ctxmodels.layers.attention.layouts import Layout, build_layout, build_memory_layout, prefix_lengths
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
@@ -30,6 +37,7 @@ from hf_ctxmodels.layers.transformer import (
     BlockOutput,
     FeedForward,
     Memory,
+    Norm,
     StackOutput,
     TransformerBlock,
     run_stack,
@@ -66,7 +74,7 @@ class LayerStack(nn.Module):
         embedding_output: Hook point of the embeddings.
     """
 
-    norm: ClassVar[Literal["post", "pre"]] = "post"
+    norm: ClassVar[Norm] = "post"
     normalizes_embeddings: ClassVar[bool] = True
     has_relative_positions: ClassVar[bool] = False
     masks: MaskSpec | Sequence[MaskSpec] = CAUSAL
@@ -413,10 +421,7 @@ class DecoderHeadModel(HeadModel):
         target_counts = is_target.flatten(1).sum(1).float() if targets.dim() > 1 else is_target.float()
         input_ids, mask, sequence_ids = outputs.encoded_tokens
         mask = padding_mask_or_none(mask)
-        labels = input_ids
-        if mask is not None:
-            labels = on_host(lambda ids, token_mask: ids.masked_fill(token_mask == 0, IGNORE_INDEX), input_ids, mask)
-        next_tokens = next_token_targets(labels, input_ids.shape[1], mask, sequence_ids)
+        next_tokens = next_token_targets(ignore_padding(input_ids, mask), input_ids.shape[1], mask, sequence_ids)
         has_target = mask_of_targets(next_tokens)
         rows_per_example = len(input_ids) // len(target_counts)
         row_weights = target_counts.repeat_interleave(rows_per_example) / rows_per_example

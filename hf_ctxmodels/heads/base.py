@@ -68,6 +68,14 @@ def mask_of_targets(targets: Tensor) -> Tensor:
     return on_host(lambda labels: labels != IGNORE_INDEX, targets)
 
 
+def ignore_padding(targets: Tensor, *masks: Tensor | None) -> Tensor:
+    """Replace (batch, length) targets by -100 where one of the masks of this shape is 0."""
+    for mask in masks:
+        if mask is not None:
+            targets = on_host(lambda labels, mask: labels.masked_fill(mask == 0, IGNORE_INDEX), targets, mask)
+    return targets
+
+
 def labeled_targets(targets: Tensor) -> Tensor:
     """(number,) the targets that are not -100, in row-major order."""
     return on_host(lambda labels: select_true(labels, labels != IGNORE_INDEX), targets)

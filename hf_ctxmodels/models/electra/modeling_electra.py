@@ -13,12 +13,12 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder, build_embeddings
-from hf_ctxmodels.core.host_copies import on_host, select_true
+from hf_ctxmodels.core.host_copies import select_true
 from hf_ctxmodels.core.inputs import padding_mask_or_none
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.weights import POST_NORM_RENAMINGS, fused_projections
-from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets
-from hf_ctxmodels.heads.base import labeled_targets, mask_of_targets
+from hf_ctxmodels.heads import ItemCounts, mean_over_targets
+from hf_ctxmodels.heads.base import ignore_padding, labeled_targets, mask_of_targets
 from hf_ctxmodels.layers.common import get_activation
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.transformer import TokenPositionTypeEmbeddings
@@ -142,10 +142,7 @@ class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
         if labels is not None:
             labels = heads.validate_targets(labels, "labels", logits.shape)
             heads.check_classes(labels, 2, "labels")
-            if (padding_mask := padding_mask_or_none(attention_mask)) is not None:
-                labels = on_host(
-                    lambda targets, mask: targets.masked_fill(mask == 0, IGNORE_INDEX), labels, padding_mask
-                )
+            labels = ignore_padding(labels, padding_mask_or_none(attention_mask))
             target_logits, replaced = select_true(logits, mask_of_targets(labels)), labeled_targets(labels) == 1
             loss = mean_over_targets(detection_loss(target_logits, replaced), labels, "labels", num_items_in_batch)
             metrics = detection_counts(target_logits.detach(), replaced)

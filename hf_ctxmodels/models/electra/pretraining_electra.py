@@ -17,9 +17,9 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.core.adapter_support import untie_adapted_embeddings
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host, select_true, set_host_copy
-from hf_ctxmodels.core.inputs import check_ids, padding_mask_or_none
-from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, build_mlm_head, mean_over_targets, validate_targets
-from hf_ctxmodels.heads.base import mask_of_targets
+from hf_ctxmodels.core.inputs import padding_mask_or_none
+from hf_ctxmodels.heads import ItemCounts, build_mlm_head, mean_over_targets, validate_targets
+from hf_ctxmodels.heads.base import check_classes, ignore_padding, mask_of_targets
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.modeling_electra import (
     CtxElectraForMaskedLM,
@@ -189,8 +189,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         token_labels = self.validate_token_targets(token_labels, "token_labels", input_ids)
         for name, targets in {"labels": labels, "token_labels": token_labels}.items():
             if targets is not None:
-                ids = on_host(lambda labels: labels.masked_fill(labels == IGNORE_INDEX, 0), targets)
-                check_ids(name, ids, self.config.vocab_size, "vocab_size")
+                check_classes(targets, self.config.vocab_size, name, "vocab_size")
         if sampling_seed is not None:
             sampling_seed = validate_targets(sampling_seed, "sampling_seed", input_ids.shape[:1])
         masked = mask_of_targets(labels)
@@ -203,11 +202,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             )
         if token_labels is None:
             token_labels = on_host(torch.where, masked, labels, input_ids)
-            for mask in (padding_mask_or_none(attention_mask), sequence_ids):
-                if mask is not None:
-                    token_labels = on_host(
-                        lambda targets, mask: targets.masked_fill(mask == 0, IGNORE_INDEX), token_labels, mask
-                    )
+            token_labels = ignore_padding(token_labels, padding_mask_or_none(attention_mask), sequence_ids)
         masked_only = self.config.discriminator_task in ("detection_masked", "replace_mlm")
         name, targets = ("labels", labels) if masked_only else ("token_labels", token_labels)
         output_mask, is_target = self.target_output_mask(return_logits, targets), mask_of_targets(targets)

@@ -19,9 +19,9 @@ from hf_ctxmodels.architectures.static_embeddings import (
     supports_compiled_updates,
 )
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.host_copies import on_host, select_true
-from hf_ctxmodels.core.inputs import check_ids, check_tensors
-from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets
+from hf_ctxmodels.core.host_copies import select_true
+from hf_ctxmodels.core.inputs import check_tensors
+from hf_ctxmodels.heads import ItemCounts, mean_over_targets
 from hf_ctxmodels.heads.base import mask_of_targets
 from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
 
@@ -114,8 +114,7 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
             return MaskedLMOutput(logits=logits, hidden_states=encoded.hidden_states)
         output_mask = mask_of_targets(labels)
         model.check_encoder_input(input_ids, None, attention_mask, None, output_mask=output_mask)
-        ids = on_host(lambda targets: targets.masked_fill(targets == IGNORE_INDEX, 0), labels)
-        check_ids("labels", ids, self.config.vocab_size, "vocab_size")
+        heads.check_classes(labels, self.config.vocab_size, "labels", "vocab_size")
         values = torch.ones_like(input_ids, dtype=torch.float32) if cooccurrences is None else cooccurrences
         if values.shape != labels.shape:
             raise CtxError(f"cooccurrences is {tuple(values.shape)}, but the input is {tuple(labels.shape)}.")

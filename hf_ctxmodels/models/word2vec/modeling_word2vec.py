@@ -18,7 +18,7 @@ from hf_ctxmodels.architectures.static_embeddings import (
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import on_host, to_device
 from hf_ctxmodels.core.inputs import check_ids, check_tensors
-from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets
+from hf_ctxmodels.heads import ItemCounts, mean_over_targets
 from hf_ctxmodels.heads.base import mask_of_targets
 from hf_ctxmodels.layers.pooling import build_token_mask
 from hf_ctxmodels.models.word2vec.configuration_word2vec import CtxWord2VecConfig
@@ -138,8 +138,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
     ) -> TextBatch:
         """Check the arguments of `forward`; `words` are ids, or indices of embeddings. Raises CtxError."""
         config = self.config
-        ids = on_host(lambda targets: targets.masked_fill(targets == IGNORE_INDEX, 0), labels)
-        check_ids("labels", ids, config.vocab_size, "vocab_size")
+        heads.check_classes(labels, config.vocab_size, "labels", "vocab_size")
         if windows is None:
             windows = torch.full_like(words, config.window)
         elif windows.shape != words.shape:
