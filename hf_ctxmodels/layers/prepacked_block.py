@@ -14,9 +14,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from hf_ctxmodels.layers.attention.backends import attend
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import AttentionMask, PackedMask
-from hf_ctxmodels.layers.cpu.linear import are_plain_tensors, can_use_onednn, onednn_linear
-
-_CHUNK_ROWS = 1024  # of the feed-forward network, as in `apply_in_chunks`
+from hf_ctxmodels.layers.cpu.linear import CHUNK_ROWS, are_plain_tensors, can_use_onednn, onednn_linear
 
 
 class PrepackedBlock:
@@ -68,9 +66,9 @@ class PrepackedBlock:
             output = onednn_linear(self._activate(intermediate), down_weight, down_bias).add_(rows)
             return output if is_pre_norm else feed_forward_norm(output)
 
-        if len(hidden_states) <= _CHUNK_ROWS:
+        if len(hidden_states) <= CHUNK_ROWS:
             return transform(hidden_states)
-        return torch.cat([transform(rows) for rows in hidden_states.split(_CHUNK_ROWS)])
+        return torch.cat([transform(rows) for rows in hidden_states.split(CHUNK_ROWS)])
 
     def _prepacked_weight(self, layer: nn.Linear, dtype: torch.dtype) -> Tensor | None:
         prepacked = layer.__dict__.get("prepacked_weight")

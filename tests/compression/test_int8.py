@@ -203,7 +203,7 @@ def test_long_inputs_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> 
         quantize_model(model, CtxInt8Config(activations=activations))  # type: ignore[arg-type]
         layer, chunks = model.layers[0].feed_forward, list[int]()
         expected = layer(states)
-        monkeypatch.setattr(cpu_linear, "_CHUNK_ROWS", 32)
+        monkeypatch.setattr(cpu_linear, "CHUNK_ROWS", 32)
         compute = layer.transform
         monkeypatch.setattr(
             layer, "transform", lambda rows, compute=compute, chunks=chunks: chunks.append(len(rows)) or compute(rows)

@@ -59,7 +59,7 @@ class RecordingReLU(nn.Module):
 @both_networks
 def test_chunked_pass_equals_single_pass(network: type[FeedForward], monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks are used only without dropout, gradients and hooks."""
-    monkeypatch.setattr(cpu_linear, "_CHUNK_ROWS", 8)
+    monkeypatch.setattr(cpu_linear, "CHUNK_ROWS", 8)
     torch.manual_seed(0)
     layer = network(16, 32, "relu", dropout=0.5).eval()
     layer.activation = RecordingReLU()

@@ -70,7 +70,7 @@ def test_prepared_model_equals_original(
     else:
         copies = [module for module in prepared.modules() if "prepacked_weight" in module.__dict__]
         assert copies, "only the linear layers are prepacked"
-    monkeypatch.setattr(prepacked_block, "_CHUNK_ROWS", 3)
+    monkeypatch.setattr(prepacked_block, "CHUNK_ROWS", 3)
     assert_equal_states(prepared, model, inputs)
 
 

@@ -1,9 +1,9 @@
 """Fast linear layers on a CPU: `linear(module, input)`, the oneDNN products that it calls, and prepacked weights.
 
 `torch.nn.functional.linear` multiplies float32 matrices with MKL on a CPU, which uses only half the width of the vector
-units of non-Intel processors. torch also ships oneDNN, for half precision and compiled graphs; here it
-serves eager float32 as well. On other devices, and wherever oneDNN does not apply, all functions compute the same with
-torch's own operators.
+units of non-Intel processors. torch also ships oneDNN, for half precision and compiled graphs; here it serves eager
+float32 as well. On other devices, and wherever oneDNN does not apply, all functions compute the same with torch's own
+operators.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,12 +23,12 @@ from hf_ctxmodels.core.compiled_ops import define_operator, is_compiled
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 HAS_BFLOAT16_PRODUCT = HAS_ONEDNN and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 MAX_PREPACKED_BYTES = 1 << 30
+CHUNK_ROWS = 1024  # of the input of a feed-forward network that are processed at a time, see `apply_in_chunks`
 
 _MIN_MULTIPLICATIONS = 1 << 21  # with fewer, the overhead of oneDNN exceeds the gain
 _PREPACKED_ROWS = 32  # the number of rows that oneDNN optimizes for; for one row it would keep the ordinary layout
 _MAX_PREPACKED_ROWS = 64  # with more rows, a prepacked weight gains less than a tenth
 _PREPACK_AFTER = 6  # products before a weight is prepacked, which takes as long as so many products with 8 rows
-_CHUNK_ROWS = 1024
 
 
 def linear(module: nn.Module, input: Tensor, start: int | None = None, stop: int | None = None) -> Tensor:
@@ -92,14 +92,14 @@ def apply_in_chunks(function: Callable[[Tensor], Tensor], input: Tensor, module:
     """
     if module.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return function(input)
-    if input.numel() <= _CHUNK_ROWS * input.shape[-1] or not can_use_onednn(input):
+    if input.numel() <= CHUNK_ROWS * input.shape[-1] or not can_use_onednn(input):
         return function(input)
     if not all(isinstance(child, nn.Dropout) or is_rowwise(child) for child in module.children()):
         return function(input)
     rows = input.reshape(-1, input.shape[-1])
     output = torch.empty_like(rows)
-    for start in range(0, len(rows), _CHUNK_ROWS):
-        output[start : start + _CHUNK_ROWS] = function(rows[start : start + _CHUNK_ROWS])
+    for start in range(0, len(rows), CHUNK_ROWS):
+        output[start : start + CHUNK_ROWS] = function(rows[start : start + CHUNK_ROWS])
     return output.view(input.shape)
 
 

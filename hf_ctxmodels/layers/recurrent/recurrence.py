@@ -26,6 +26,9 @@ from hf_ctxmodels.layers.cpu.linear import (
 )
 from hf_ctxmodels.layers.recurrent.packing import StepOptions
 
+State = tuple[Tensor, ...]
+"""Hidden state, the last output, and in an LSTM cell state: (directions, sequences, width) each."""
+
 LSTM_GATES, GRU_GATES = 4, 3
 _MIN_PREPACKED_STEPS = 12  # with fewer steps, prepacking a weight costs more than it saves
 
@@ -321,9 +324,6 @@ def run_by_torch(
     outputs, *last_states = zip(*results, strict=True)
     last = (torch.cat(tensors).to(packed.dtype) for tensors in last_states)
     return torch.stack(outputs).to(packed.dtype), *last
-
-
-State = tuple[Tensor, ...]
 
 
 def scan_lstm(

@@ -17,6 +17,7 @@ from hf_ctxmodels.layers.recurrent.packing import PackedSequences, StepOptions
 from hf_ctxmodels.layers.recurrent.recurrence import (
     GRU_GATES,
     LSTM_GATES,
+    State,
     computation_dtype,
     gru_gradients,
     input_gates,
@@ -28,9 +29,6 @@ from hf_ctxmodels.layers.recurrent.recurrence import (
     scan_lstm,
     uses_cudnn,
 )
-
-State = tuple[Tensor, ...]
-"""Hidden state, the last output, and in an LSTM cell state: (directions, sequences, width) each."""
 
 
 class LSTM(nn.Module):
