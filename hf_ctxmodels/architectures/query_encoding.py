@@ -1,8 +1,8 @@
 """Encoding of source, target and query tokens in one encoder stack.
 
 A query token predicts a target token. It has the position of the target token and attends to the source, to the
-target before that position, and to itself; no other token attends to it. The source, target and
-query tokens of a batch are columns of one input, so that one call of the attention function covers them all.
+target before that position, and to itself; no other token attends to it. The source, target and query tokens of a batch
+are columns of one input, so that one call of the attention function covers them all.
 """
 
 from collections.abc import Sequence

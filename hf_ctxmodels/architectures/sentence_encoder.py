@@ -228,7 +228,7 @@ def tokenize_sentences(
             raise CtxError(
                 f"Sentence {first + index} (counted from 0) has no word: {sentences[index]!r}.", hint="remove it."
             )
-    return {name: encoding[name] for name in encoding}
+    return dict(encoding)
 
 
 def max_sentence_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -1,7 +1,7 @@
 """Contextual vectors of words, from all layers of any model.
 
-`WordEncoder` pools the states of the tokens of each
-word, without special tokens, for long sentences over overlapping windows.
+`WordEncoder` pools the states of the tokens of each word, without special tokens, for long sentences over overlapping
+windows.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Tags of the words of spans: B at the first word, I at the others, O outside."""
+"""BIO tags of labeled spans of words: B-LABEL at the first word of a span, I-LABEL at its other words, O elsewhere."""
 
 import re
 from collections.abc import Sequence

@@ -393,6 +393,6 @@ def is_valid_module_name(name: object) -> bool:
 def _short_repr(value: Any) -> str:
     """Return a `repr` of bounded length; Python cannot format integers of thousands of digits."""
     if isinstance(value, int) and value.bit_length() > 1000:
-        return "a number of thousands of bits"
+        return "a number of more than 1000 bits"
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."

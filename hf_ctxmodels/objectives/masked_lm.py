@@ -65,11 +65,11 @@ class MaskingCollator(PaddingCollator):
 
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """Pad and mask features; see the class for their columns and the returned ones."""
-        original = [np.asarray(feature["input_ids"]) for feature in features]
         corrupted, labels = [], []
-        for feature, ids in zip(features, original):
+        for feature in features:
             rng = feature_generator(feature, self.seed, period=self.mask_period)
             words = feature_word_ids(feature) if self.masker.rule.needs_words else None
+            ids = np.asarray(feature["input_ids"])
             corrupted_ids, targets = self.masker.mask(ids, words, rng, self.replacements(feature))
             corrupted.append(corrupted_ids)
             labels.append(targets)

@@ -44,10 +44,12 @@ from hf_ctxmodels.tokenizers.base import tokenizer_digest
 from hf_ctxmodels.training.evaluation import Examples
 from hf_ctxmodels.training.training_state import flags_identity
 
+FILE_FLAGS = ("dataset", "translations")
+"""Flags with names of files, which are compared by the files' content."""
+
 SMALLEST_CACHED_TEXT = 4 << 20
 """Bytes; the examples of less text, which are made in seconds, are not cached."""
 _HELD_OUT_BYTES = 256 << 20  # of a streamed corpus, from which documents are held out
-_FILE_FLAGS = ("dataset", "translations")
 _MAX_CONTROL_CODES = 1000
 _UNCOMPARED_FIELDS = ("family", "objective", "tokenizer", "num_proc", "streaming")
 
@@ -95,7 +97,7 @@ class CorpusArguments(DataArguments):
         if self.prepared_directory is None:
             return None
         corpus = PreparedCorpus.open(self.prepared_directory)
-        names = {option.name for option in fields(DataArguments)} - {*_FILE_FLAGS} | {"max_length"}
+        names = {option.name for option in fields(DataArguments)} - {*FILE_FLAGS} | {"max_length"}
         flags = {
             f"--{option.name}": getattr(self, option.name)
             for option in fields(self)
@@ -191,7 +193,7 @@ def corpus_identity(arguments: CorpusArguments, objective: Objective, num_parts:
         "parts": num_parts,
         **{
             name: value
-            for name, value in flags_identity(arguments, _UNCOMPARED_FIELDS, files=_FILE_FLAGS).items()
+            for name, value in flags_identity(arguments, _UNCOMPARED_FIELDS, files=FILE_FLAGS).items()
             if name in CorpusArguments.__dataclass_fields__
         },
     }

@@ -399,8 +399,8 @@ class TrainingLoop:
         with self.training_state.saving() as checkpoint:
             if checkpoint is not None:
                 self.batches.save_stream(checkpoint, self.accelerator.process_index)
-            if checkpoint is not None and self.accelerator.is_main_process:
-                self._call("on_save", checkpoint=checkpoint)
+                if self.accelerator.is_main_process:
+                    self._call("on_save", checkpoint=checkpoint)
         self.stopwatch.start()
 
     def _call(self, event: str, **event_arguments: Any) -> None:

@@ -28,6 +28,7 @@ from hf_ctxmodels.training.accelerator import (
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import check_run_directory
 from hf_ctxmodels.training.corpora import (
+    FILE_FLAGS,
     CorpusArguments,
     excluded_text,
     make_examples,
@@ -204,8 +205,7 @@ def prepare_pretraining(
         identity |= {"prepared": prepared.digest, "max_length": arguments.max_length}
     else:
         assert documents is not None
-        files = ("dataset", "translations")
-        identity = {**flags_identity(arguments, _UNCOMPARED_FIELDS, files=files), **identity}
+        identity = {**flags_identity(arguments, _UNCOMPARED_FIELDS, files=FILE_FLAGS), **identity}
         examples, held_out = make_examples(
             documents,
             held_out_documents,
