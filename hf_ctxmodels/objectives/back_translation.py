@@ -272,9 +272,8 @@ class BackTranslation(DataCollatorForBackTranslation, MaskingWithLanguages):
 
     def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of `batch_statistics`, and mask tokens of the sources with noise, and tokens of the sentences."""
-        counts = batch_statistics(batch, self.tokenizer.unk_token_id)
-        masks = int((batch["input_ids"] == self.mask_id).sum())
-        return counts | {"masks": masks, "sentence_tokens": int(batch["sentence_mask"].sum())}
+        counts = batch_statistics(batch, self.tokenizer.unk_token_id, self.mask_id)
+        return counts | {"sentence_tokens": int(batch["sentence_mask"].sum())}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Rates of `target_rates`, and the shares of tokens that are dropped and masked."""

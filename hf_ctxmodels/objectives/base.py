@@ -177,10 +177,11 @@ class Objective(PaddingCollator):
         return target_rates(counts)
 
 
-def batch_statistics(batch: Mapping[str, torch.Tensor], unknown_id: int) -> dict[str, int]:
-    """Number of examples, tokens and targets, of the positions of both including padding, and of unknown targets."""
+def batch_statistics(batch: Mapping[str, torch.Tensor], unknown_id: int, mask_id: int | None = None) -> dict[str, int]:
+    """Number of examples, tokens and targets, of the positions of both including padding, of unknown targets, and with
+    `mask_id` of mask tokens in the inputs (`masks`)."""
     labels, mask = batch["labels"], batch["attention_mask"]
-    return {
+    counts = {
         "examples": len(labels),
         "tokens": int(mask.sum()),
         "positions": mask.numel(),
@@ -188,6 +189,7 @@ def batch_statistics(batch: Mapping[str, torch.Tensor], unknown_id: int) -> dict
         "target_positions": labels.numel(),
         "unknown_targets": int((labels == unknown_id).sum()),
     }
+    return counts if mask_id is None else counts | {"masks": int((batch["input_ids"] == mask_id).sum())}
 
 
 def target_rates(counts: Mapping[str, int]) -> dict[str, float]:

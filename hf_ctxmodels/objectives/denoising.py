@@ -245,8 +245,7 @@ class Denoising(DataCollatorForDenoising, Objective):
 
     def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of `batch_statistics`, and mask tokens."""
-        masks = int((batch["input_ids"] == self.mask_id).sum())
-        return {**batch_statistics(batch, self.tokenizer.unk_token_id), "masks": masks}
+        return batch_statistics(batch, self.tokenizer.unk_token_id, self.mask_id)
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Rates of `target_rates`, the share of mask tokens in the sources, and their length relative to targets."""

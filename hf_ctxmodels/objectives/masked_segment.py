@@ -147,8 +147,7 @@ class DataCollatorForMaskedSegment(PaddingCollator):
 
     def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of `batch_statistics`, and mask tokens."""
-        masks = int((batch["input_ids"] == self.mask_id).sum())
-        return {**batch_statistics(batch, self.tokenizer.unk_token_id), "masks": masks}
+        return batch_statistics(batch, self.tokenizer.unk_token_id, self.mask_id)
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Rates of `target_rates` (the segments' share is `targets_per_token`), and mask tokens in segments."""
