@@ -79,8 +79,8 @@ class RelativeAttention(nn.Module):
         self.qkv_proj = nn.Linear(hidden_size, 3 * hidden_size, bias=False)
         self.position_proj = nn.Linear(hidden_size, hidden_size, bias=False)
         self.out_proj = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.content_bias = nn.Parameter(torch.zeros(num_heads, hidden_size // num_heads))
-        self.position_bias = nn.Parameter(torch.zeros(num_heads, hidden_size // num_heads))
+        self.content_bias = nn.Parameter(torch.zeros(num_heads, self.head_dim))
+        self.position_bias = nn.Parameter(torch.zeros(num_heads, self.head_dim))
         self.segment_bias = nn.Parameter(torch.zeros(num_heads, self.head_dim)) if has_segments else None
         self.segment_embeddings = nn.Parameter(torch.zeros(2, num_heads, self.head_dim)) if has_segments else None
 
