@@ -29,7 +29,7 @@ from hf_ctxmodels.downstream.finetuning.arguments import StartingModelArguments
 from hf_ctxmodels.downstream.finetuning.finetuning_run import load_config_and_tokenizer
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.downstream.text2text.pretraining import PretrainingMixtureOptions
-from hf_ctxmodels.models.t5 import CtxT5Config
+from hf_ctxmodels.models.t5 import CtxT5Config, CtxT5EncoderModel
 from hf_ctxmodels.models.xlm import CtxXLMConfig
 from hf_ctxmodels.models.xlnet import CtxXLNetForQuestionAnswering
 from hf_ctxmodels.objectives import MaskedLM
@@ -415,3 +415,14 @@ def test_missing_and_damaged_weights(workspace, tmp_path, capfd):
     for auto_class in ("AutoModelForSequenceClassification", "AutoModel"):
         with pytest.raises(CtxError, match="weights of the encoder are missing"):
             load_model(tmp_path / "classifier", auto_class, config)
+
+
+def test_encoder_of_encoder_decoder(tmp_path, capfd):
+    """The checkpoint of an encoder alone is loaded as an encoder-decoder with a new decoder."""
+    config = CtxT5Config(**FAMILIES["t5"].sizes["tiny"], vocab_size=128)
+    CtxT5EncoderModel(config).save_pretrained(tmp_path)
+    load_model(tmp_path, "AutoModel", load_config(tmp_path))
+    assert "newly initialized: decoder." in capfd.readouterr().err
+    config.num_hidden_layers += 1
+    with pytest.raises(CtxError, match="weights of the encoder are missing"):
+        load_model(tmp_path, "AutoModelForTextEncoding", config)
