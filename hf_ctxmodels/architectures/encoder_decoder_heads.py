@@ -57,11 +57,11 @@ class EncoderDecoderHeadModel(HeadModel):
         is_invalid = self.input_shape(ids, embeddings) is None or (ids is not None and embeddings is not None)
         if not self.uses_pooled_output or self.pooling is not None or is_invalid:  # the encoder raises the error
             return super().encode(attention_mask=attention_mask, **inputs)
-        words: Any = embeddings if ids is None else ids
-        is_padding_mask = isinstance(attention_mask, Tensor) and attention_mask.shape == words.shape[:2]
-        columns = self._end_token_columns(words, ids, attention_mask if is_padding_mask else None)
+        tokens: Any = embeddings if ids is None else ids
+        is_padding_mask = isinstance(attention_mask, Tensor) and attention_mask.shape == tokens.shape[:2]
+        columns = self._end_token_columns(tokens, ids, attention_mask if is_padding_mask else None)
         needs_all_states = (
-            needs_static_sizes(words)
+            needs_static_sizes(tokens)
             or self.layer_mix is not None
             or self.feature_lookup is not None
             or self.config.returns_hidden_states(inputs.get("output_hidden_states"))
@@ -69,16 +69,16 @@ class EncoderDecoderHeadModel(HeadModel):
         )
         output_mask = None
         if not needs_all_states:
-            length = words.shape[1]
+            length = tokens.shape[1]
             output_mask = on_host(lambda ends: torch.arange(length, device=ends.device) == ends[:, None], columns)
         outputs = super().encode(attention_mask=attention_mask, output_mask=output_mask, **inputs)
         states = outputs.last_hidden_state
         outputs.pooler_output = states_at(states, columns) if output_mask is None else states
         return outputs
 
-    def _end_token_columns(self, words: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:
+    def _end_token_columns(self, tokens: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:
         """(batch,) column of the last end token, or of the last token in rows without an end token."""
-        token_mask = build_token_mask(words, attention_mask)
+        token_mask = build_token_mask(tokens, attention_mask)
         end_ids = self.config.eos_token_id
         if input_ids is None or end_ids is None:
             return on_host(lambda mask: last_token_columns(mask, mask), token_mask)

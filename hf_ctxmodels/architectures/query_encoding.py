@@ -132,7 +132,7 @@ def prepare_source(
 ) -> TokenColumns:
     """Validate a source, each token of which attends to the whole source; `segment` overrides `token_type_ids`."""
     config = model.config
-    words = model.check_encoder_input(
+    tokens = model.check_encoder_input(
         input_ids,
         inputs_embeds,
         attention_mask,
@@ -141,15 +141,15 @@ def prepare_source(
         token_type_ids=token_type_ids,
     )
     check_ids("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size")
-    is_token = host_copy(build_token_mask(words, attention_mask))
+    is_token = host_copy(build_token_mask(tokens, attention_mask))
     positions = (is_token.cumsum(1) - 1).clamp(min=0)
     lengths = is_token.sum(1, keepdim=True).expand_as(positions)
     ranges = torch.stack([lengths, positions, positions + 1], -1)
     if segment is not None or token_type_ids is None:
         token_type_ids = torch.full_like(positions, segment or 0)
-    embeddings = words if input_ids is None else None
+    embeddings = tokens if input_ids is None else None
     ids = None if input_ids is None else host_copy(input_ids)
-    return TokenColumns(ids, is_token, positions, host_copy(token_type_ids), ranges, embeddings, words.device)
+    return TokenColumns(ids, is_token, positions, host_copy(token_type_ids), ranges, embeddings, tokens.device)
 
 
 def append_columns(model: HeadModel, columns: TokenColumns, groups: Sequence[TokenColumns]) -> TokenColumns:

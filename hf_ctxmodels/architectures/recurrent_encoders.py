@@ -16,14 +16,14 @@ from hf_ctxmodels.layers.recurrent.packing import PackedSequences, concat_direct
 
 @dataclass(frozen=True)
 class CheckedInputs:
-    """The checked inputs of an encoder: `words` are (batch, length, ...) ids, or (batch, length, width) embeddings.
+    """The checked inputs of an encoder: `tokens` are (batch, length, ...) ids, or (batch, length, width) embeddings.
 
     Attributes:
         token_mask: (batch, length) bool, False at padding.
         sequences: (batch, length) index of the sequence within its row; None for one sequence per row.
     """
 
-    words: Tensor
+    tokens: Tensor
     are_ids: bool
     token_mask: Tensor
     sequences: Tensor | None
@@ -31,12 +31,12 @@ class CheckedInputs:
 
     def embed(self, embed_ids: Callable[[Tensor], Tensor]) -> Tensor:
         """(batch, length, width) embeddings, computed from ids by `embed_ids`."""
-        return embed_ids(self.words) if self.are_ids else self.words
+        return embed_ids(self.tokens) if self.are_ids else self.tokens
 
     def pack(self, directions: int, token_mask: Tensor | None = None) -> PackedSequences:
         """Pack `token_mask`, by default the attribute; with padding if `config.unpad` is false or a graph is traced."""
         token_mask = self.token_mask if token_mask is None else token_mask
-        return PackedSequences.build(token_mask, self.sequences, directions, self.unpad and not is_traced(self.words))
+        return PackedSequences.build(token_mask, self.sequences, directions, self.unpad and not is_traced(self.tokens))
 
 
 def zero_padding(states: Tensor, token_mask: Tensor) -> Tensor:
@@ -75,12 +75,12 @@ def prepare_inputs(
     if past_key_values is not None and sequence_ids is not None:
         raise CtxError("past_key_values cannot be combined with sequence_ids: a cache has one state per row.")
     masks = {"sequence_ids": sequence_ids, "output_mask": output_mask, "token_type_ids": token_type_ids}
-    words = model.check_input_of_any_length(input_ids, inputs_embeds, attention_mask, width, **masks)
-    token_mask = build_token_mask(words, attention_mask, sequence_ids)
-    if not is_traced(words):
+    tokens = model.check_input_of_any_length(input_ids, inputs_embeds, attention_mask, width, **masks)
+    token_mask = build_token_mask(tokens, attention_mask, sequence_ids)
+    if not is_traced(tokens):
         check_no_empty_rows(token_mask)
     sequences = None if sequence_ids is None else on_host(sequence_numbers, sequence_ids)
-    return CheckedInputs(words, input_ids is not None, token_mask, sequences, model.config.unpad)
+    return CheckedInputs(tokens, input_ids is not None, token_mask, sequences, model.config.unpad)
 
 
 def run_stateful_layers(

@@ -108,22 +108,22 @@ class LayerStack(nn.Module):
         """The attention pattern of a forward pass."""
         return self.masks
 
-    def extra_embedding_ids(self, words: Tensor, kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the (batch, length) arguments of `embed` other than words and positions, by name.
+    def extra_embedding_ids(self, tokens: Tensor, kwargs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the (batch, length) arguments of `embed` other than word embeddings and positions, by name.
 
         Args:
-            words: (batch, length, ...) ids or embeddings.
+            tokens: (batch, length) ids, or (batch, length, hidden) word embeddings.
             kwargs: Keyword arguments of `forward`, from which the arguments of the embeddings are popped.
         """
         return {}
 
     def layers_for(self, packed_ids: Mapping[str, Tensor]) -> Iterable[Callable[..., BlockOutput]]:
-        """The layers of a forward pass; `packed_ids` are the (...) arguments of `embed` other than words, by name."""
+        """The layers of a forward pass; `packed_ids` are the (...) arguments of `embed` but the first, by name."""
         return self.layers
 
-    def embed(self, words: Tensor, position_ids: Tensor) -> Tensor:
+    def embed(self, embeddings: Tensor, position_ids: Tensor) -> Tensor:
         """(..., hidden) word embeddings and (...) positions -> (..., hidden)."""
-        return self.dropout(self.embedding_norm(words + self.position_embeddings(position_ids)))
+        return self.dropout(self.embedding_norm(embeddings + self.position_embeddings(position_ids)))
 
     def run_layers(
         self,
@@ -141,7 +141,7 @@ class LayerStack(nn.Module):
         **kwargs: Any,
     ) -> StackOutput:
         """Validate and embed a batch, and run the layers; arguments as in `forward`."""
-        words = check_encoder_input(
+        tokens = check_encoder_input(
             self,
             input_ids,
             inputs_embeds,
@@ -161,17 +161,18 @@ class LayerStack(nn.Module):
         output_flags = self.config.resolve_output_flags(kwargs)
         past_length = 0 if cache is None else cache.get_seq_length()
         limit = self.config.max_sequence_length
-        check_cache(getattr(cache, "self_attention_cache", cache), words, past_length, limit)
+        check_cache(getattr(cache, "self_attention_cache", cache), tokens, past_length, limit)
         if limit is not None:
             check_ids("position_ids", position_ids, limit, "max_position_embeddings")
         if position_ids is None:
-            position_ids = token_positions(words, attention_mask, sequence_ids, past_length)
-        embedding_ids = self.extra_embedding_ids(words, kwargs) | {"position_ids": position_ids.expand(words.shape[:2])}
+            position_ids = token_positions(tokens, attention_mask, sequence_ids, past_length)
+        embedding_ids = self.extra_embedding_ids(tokens, kwargs)
+        embedding_ids["position_ids"] = position_ids.expand(tokens.shape[:2])
         kwargs |= output_flags
-        layout = build_layout(words, attention_mask, sequence_ids, self.config, past_key_values=cache, **kwargs)
+        layout = build_layout(tokens, attention_mask, sequence_ids, self.config, past_key_values=cache, **kwargs)
         masks = self.mask_specs()
         if prefix_mask is not None:
-            if (not is_traced(words) and int(past_length)) or getattr(layout, "custom_mask", None) is not None:
+            if (not is_traced(tokens) and int(past_length)) or getattr(layout, "custom_mask", None) is not None:
                 raise CtxError(
                     "prefix_mask cannot be combined with a custom attention_mask, or past_key_values with tokens.",
                     hint="encode the whole prefix in the first forward pass, with a dynamic cache.",
@@ -185,7 +186,7 @@ class LayerStack(nn.Module):
         packed_ids = {name: layout.pack(tensor) for name, tensor in embedding_ids.items()}
         return run_stack(
             self.layers_for(packed_ids),
-            self._embed_packed(layout.pack(words), word_embeddings, packed_ids),  # no reference: it can be freed
+            self._embed_packed(layout.pack(tokens), word_embeddings, packed_ids),  # no reference: it can be freed
             layout,
             masks,
             memory=None if source is None else build_memory(source, layout, cache),
@@ -196,9 +197,9 @@ class LayerStack(nn.Module):
             **output_flags,
         )
 
-    def _embed_packed(self, words: Tensor, word_embeddings: nn.Module, extra_ids: dict[str, Tensor]) -> Tensor:
+    def _embed_packed(self, tokens: Tensor, word_embeddings: nn.Module, extra_ids: dict[str, Tensor]) -> Tensor:
         """(...) ids or (..., hidden) word embeddings -> (..., hidden) input of the first layer."""
-        vectors = words if words.is_floating_point() else word_embeddings(words)
+        vectors = tokens if tokens.is_floating_point() else word_embeddings(tokens)
         return self.embedding_output(self.embed(vectors, **extra_ids))
 
 
@@ -233,19 +234,19 @@ def build_memory(source: EncodedSource, layout: Layout, cache: Cache | None) -> 
 
 
 def token_positions(
-    words: Tensor, attention_mask: Any, sequence_ids: Tensor | None, past_length: int | Tensor
+    tokens: Tensor, attention_mask: Any, sequence_ids: Tensor | None, past_length: int | Tensor
 ) -> Tensor:
     """(batch, length) number of tokens before each token in its sequence, 0 at leading padding.
 
     `attention_mask` is (batch, past + length), where `past_length` columns are in the cache; other masks are ignored.
     """
-    length = words.shape[1]
+    length = tokens.shape[1]
     padding = padding_mask_or_none(attention_mask)
     if sequence_ids is not None:
-        return (cumulative_token_counts(build_token_mask(words, padding, sequence_ids), sequence_ids) - 1).clamp(min=0)
+        return (cumulative_token_counts(build_token_mask(tokens, padding, sequence_ids), sequence_ids) - 1).clamp(min=0)
     if padding is not None:
         return ((padding != 0).cumsum(1)[:, -length:] - 1).clamp(min=0)
-    return torch.arange(length, device=words.device)[None] + past_length
+    return torch.arange(length, device=tokens.device)[None] + past_length
 
 
 def extend_languages(langs: Tensor, length: int) -> Tensor:
@@ -253,11 +254,11 @@ def extend_languages(langs: Tensor, length: int) -> Tensor:
     return nn.functional.pad(langs, (0, max(0, length - langs.shape[1])), mode="replicate")[:, :length]
 
 
-def check_cache(cache: Cache | None, words: Tensor, past_length: int | Tensor, limit: int | None) -> None:
+def check_cache(cache: Cache | None, tokens: Tensor, past_length: int | Tensor, limit: int | None) -> None:
     """Raise CtxError if cache and input have different batch sizes, or together exceed the maximum length, if any."""
-    if is_traced(words):
+    if is_traced(tokens):
         return
-    length, past_length = words.shape[1], int(past_length)
+    length, past_length = tokens.shape[1], int(past_length)
     if limit is not None and past_length + length > limit:
         cached = f", {past_length} of them in past_key_values" if past_length else ""
         raise CtxError(
@@ -268,9 +269,9 @@ def check_cache(cache: Cache | None, words: Tensor, past_length: int | Tensor, l
         )
     for layer in getattr(cache, "layers", []) if past_length else []:
         keys = getattr(layer, "keys", None)
-        if isinstance(keys, Tensor) and keys.dim() == 4 and keys.shape[0] != words.shape[0]:
+        if isinstance(keys, Tensor) and keys.dim() == 4 and keys.shape[0] != tokens.shape[0]:
             raise CtxError(
-                f"past_key_values has batch size {keys.shape[0]}, but the input has {words.shape[0]}.",
+                f"past_key_values has batch size {keys.shape[0]}, but the input has {tokens.shape[0]}.",
                 hint="pass a cache of the same batch, or repeat its rows with batch_repeat_interleave.",
             )
 

@@ -143,7 +143,7 @@ class TransformerEncoder(CtxPreTrainedModel):
         extra_ids = {name: kwargs.pop(name, None) for name in self.extra_input_ids}
         if past_key_values is not None and not self.is_decoder:
             raise CtxError("An encoder does not support past_key_values.", hint="remove past_key_values.")
-        words = self.check_encoder_input(
+        tokens = self.check_encoder_input(
             input_ids,
             inputs_embeds,
             mask_of_inputs(input_ids, inputs_embeds, attention_mask, past_key_values),
@@ -163,17 +163,17 @@ class TransformerEncoder(CtxPreTrainedModel):
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
         check_cache(
             getattr(past_key_values, "self_attention_cache", past_key_values),
-            words,
+            tokens,
             past_length,
             self.config.max_sequence_length,
         )
         if position_ids is None and self.is_decoder:
-            counts = token_positions(words, attention_mask, sequence_ids, past_length)
+            counts = token_positions(tokens, attention_mask, sequence_ids, past_length)
             position_ids = counts + self.config.first_position
         elif position_ids is None:
-            position_ids = self.default_positions(words, attention_mask, sequence_ids)
+            position_ids = self.default_positions(tokens, attention_mask, sequence_ids)
         layout = build_layout(
-            words,
+            tokens,
             attention_mask,
             sequence_ids,
             self.config,
@@ -181,8 +181,8 @@ class TransformerEncoder(CtxPreTrainedModel):
             **kwargs | output_flags,
         )
         hidden_states = self.embeddings(
-            layout.pack(words),
-            layout.pack(position_ids.expand(words.shape[:2])),
+            layout.pack(tokens),
+            layout.pack(position_ids.expand(tokens.shape[:2])),
             None if token_type_ids is None else layout.pack(token_type_ids),
             **{name: layout.pack(ids) for name, ids in extra_ids.items() if ids is not None},
         )
@@ -205,11 +205,11 @@ class TransformerEncoder(CtxPreTrainedModel):
             cross_attentions=None if source is None else outputs.cross_attentions,
         )
 
-    def default_positions(self, words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor:
+    def default_positions(self, tokens: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor:
         """(1, length) positions within the row, or (batch, length) within the sequence with `sequence_ids`."""
         if sequence_ids is None:
-            return torch.arange(words.shape[1], device=words.device)[None]
-        columns = torch.ones(words.shape[:2], dtype=torch.bool, device=words.device)
+            return torch.arange(tokens.shape[1], device=tokens.device)[None]
+        columns = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
         return cumulative_token_counts(columns, sequence_ids) - 1
 
     def mask_spec(self, layout: Layout, token_type_ids: Tensor | None) -> MaskSpec:

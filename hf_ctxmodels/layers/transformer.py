@@ -59,12 +59,12 @@ class TokenPositionTypeEmbeddings(nn.Module):
         self.embedding_output = HookPoint()
         self.projection = None if projected_size is None else nn.Linear(width, projected_size)
 
-    def forward(self, words: Tensor, position_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
+    def forward(self, tokens: Tensor, position_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
         """(...) ids or (..., width) word embeddings, with ids broadcastable to them -> (..., width or projected size).
 
         `token_type_ids` is None for the first segment, and ignored without segment embeddings.
         """
-        embeddings = words if words.is_floating_point() else self.word_embeddings(words)
+        embeddings = tokens if tokens.is_floating_point() else self.word_embeddings(tokens)
         embeddings = embeddings + self.position_embeddings(position_ids)
         if self.token_type_embeddings is not None:
             if token_type_ids is None:

@@ -58,9 +58,9 @@ class BartStack(TransformerStack):
         """Create the position embeddings, of which the first are unused."""
         self.position_embeddings = nn.Embedding(config.max_position_embeddings + _POSITION_OFFSET, config.hidden_size)
 
-    def embed(self, words: Tensor, position_ids: Tensor) -> Tensor:
+    def embed(self, embeddings: Tensor, position_ids: Tensor) -> Tensor:
         """(..., hidden) word embeddings and (...) positions -> (..., hidden)."""
-        return super().embed(words, position_ids + _POSITION_OFFSET)
+        return super().embed(embeddings, position_ids + _POSITION_OFFSET)
 
 
 class CtxBartModel(EncoderDecoder, CtxBartPreTrainedModel):

@@ -34,7 +34,7 @@ class TaskEmbeddings(TokenPositionTypeEmbeddings):
 
     def forward(
         self,
-        words: Tensor,
+        tokens: Tensor,
         position_ids: Tensor,
         token_type_ids: Tensor | None,
         task_type_ids: Tensor | None = None,
@@ -45,8 +45,8 @@ class TaskEmbeddings(TokenPositionTypeEmbeddings):
                 raise CtxError(
                     "The model has no task embeddings.", hint="set config.use_task_id, or remove task_type_ids."
                 )
-            return super().forward(words, position_ids, token_type_ids)
-        embedded = words if words.is_floating_point() else self.word_embeddings(words)
+            return super().forward(tokens, position_ids, token_type_ids)
+        embedded = tokens if tokens.is_floating_point() else self.word_embeddings(tokens)
         tasks = torch.zeros_like(position_ids) if task_type_ids is None else task_type_ids
         return super().forward(embedded + self.task_type_embeddings(tasks), position_ids, token_type_ids)
 

@@ -30,15 +30,17 @@ class MassStack(TransformerStack):
         if config.embeds_languages:
             self.language_embeddings = nn.Embedding(config.n_langs, config.hidden_size)
 
-    def extra_embedding_ids(self, words: Tensor, kwargs: dict[str, Any]) -> dict[str, Tensor]:
+    def extra_embedding_ids(self, tokens: Tensor, kwargs: dict[str, Any]) -> dict[str, Tensor]:
         """The language ids, if the model has language embeddings."""
         name = "decoder_langs" if self.is_decoder else "langs"
-        langs = language_ids(self.config, words, kwargs.pop("langs", None), name)
+        langs = language_ids(self.config, tokens, kwargs.pop("langs", None), name)
         return {} if langs is None else {"langs": langs}
 
-    def embed(self, words: Tensor, position_ids: Tensor, langs: Tensor | None = None) -> Tensor:
+    def embed(self, embeddings: Tensor, position_ids: Tensor, langs: Tensor | None = None) -> Tensor:
         """(..., hidden) word embeddings, (...) positions and languages -> (..., hidden)."""
-        return super().embed(words if langs is None else words + self.language_embeddings(langs), position_ids)
+        return super().embed(
+            embeddings if langs is None else embeddings + self.language_embeddings(langs), position_ids
+        )
 
 
 class CtxMassModel(EncoderDecoder, CtxMassPreTrainedModel):

@@ -118,9 +118,9 @@ class T5Stack(TransformerStack):
         """The relative position bias; causal in the decoder."""
         return MaskSpec(causal=self.is_decoder, bias=self.position_bias)
 
-    def embed(self, words: Tensor, position_ids: Tensor) -> Tensor:
+    def embed(self, embeddings: Tensor, position_ids: Tensor) -> Tensor:
         """(..., hidden) word embeddings -> (..., hidden); positions enter only through the bias."""
-        return self.dropout(words)
+        return self.dropout(embeddings)
 
 
 class CtxT5PreTrainedModel(CtxPreTrainedModel):

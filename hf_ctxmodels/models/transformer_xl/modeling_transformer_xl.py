@@ -119,7 +119,7 @@ class CtxTransformerXLModel(SegmentRecurrence, CtxTransformerXLPreTrainedModel):
             CtxError: The inputs do not match each other or the model.
         """
         reject_unused_tensors(**kwargs)
-        words = self.check_encoder_input(
+        tokens = self.check_encoder_input(
             input_ids,
             inputs_embeds,
             attention_mask,
@@ -128,22 +128,22 @@ class CtxTransformerXLModel(SegmentRecurrence, CtxTransformerXLPreTrainedModel):
             sequence_ids=sequence_ids,
             output_mask=output_mask,
         )
-        token_mask = token_mask_or_none(words, attention_mask, sequence_ids)
+        token_mask = token_mask_or_none(tokens, attention_mask, sequence_ids)
         inputs = EncoderInputs(
             self.config,
-            words,
+            tokens,
             token_mask,
             None,
             sequence_ids,
-            check_memory(mems, self.config, words.shape[0]),
+            check_memory(mems, self.config, tokens.shape[0]),
             output_mask=output_mask,
         )
         return self.run_layers(inputs, use_mems if self.config.mem_len else False, **kwargs)
 
     def embed(self, inputs: EncoderInputs, streams: StreamLayout) -> Tensor:
         """The embeddings of the tokens, in the layout of `streams`."""
-        words = streams.layout.pack(inputs.words)
-        return self.dropout(words if words.is_floating_point() else self.word_embeddings(words))
+        tokens = streams.layout.pack(inputs.tokens)
+        return self.dropout(tokens if tokens.is_floating_point() else self.word_embeddings(tokens))
 
 
 class CtxTransformerXLHeadModel(heads.HeadModel, CtxTransformerXLPreTrainedModel):

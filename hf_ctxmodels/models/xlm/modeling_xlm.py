@@ -217,14 +217,14 @@ class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
             for layer in self.layers
         ]
 
-    def extra_embedding_ids(self, words: Tensor, kwargs: dict[str, Any]) -> dict[str, Tensor]:
+    def extra_embedding_ids(self, tokens: Tensor, kwargs: dict[str, Any]) -> dict[str, Tensor]:
         """The language ids, if the model has language embeddings or layers."""
-        langs = language_ids(self.config, words, kwargs.pop("langs", None))
+        langs = language_ids(self.config, tokens, kwargs.pop("langs", None))
         return {} if langs is None else {"langs": langs}
 
-    def embed(self, words: Tensor, position_ids: Tensor, langs: Tensor | None = None) -> Tensor:
+    def embed(self, embeddings: Tensor, position_ids: Tensor, langs: Tensor | None = None) -> Tensor:
         """(..., hidden) word embeddings, (...) positions and languages -> (..., hidden)."""
-        embedded = words + self.position_embeddings(position_ids)
+        embedded = embeddings + self.position_embeddings(position_ids)
         if langs is not None and self.config.embeds_languages:
             embedded = embedded + self.language_embeddings(langs)
         return self.dropout(self.embedding_norm(embedded))
@@ -278,10 +278,10 @@ class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
         )
 
 
-def language_ids(config: Any, words: Tensor, langs: Tensor | None, name: str = "langs") -> Tensor | None:
-    """(batch, length) language id of each token of (batch, length, ...) words: the argument `langs` called `name`, or
+def language_ids(config: Any, tokens: Tensor, langs: Tensor | None, name: str = "langs") -> Tensor | None:
+    """(batch, length) language id of each token of (batch, length, ...) tokens: the argument `langs` called `name`, or
     `config.default_lang`; None for a model that does not need them."""
-    batch_size, length = words.shape[:2]
+    batch_size, length = tokens.shape[:2]
     check_aligned({name: langs}, batch_size, length)
     check_ids(name, langs, config.n_langs, "n_langs")
     if not config.needs_languages:
@@ -297,7 +297,7 @@ def language_ids(config: Any, words: Tensor, langs: Tensor | None, name: str = "
             hint=f"pass {name} (batch, length), the language id of each token ({ids}), for example by setting the "
             "tokenizer's `language`; or set config.default_lang.",
         )
-    return torch.full((batch_size, length), config.default_lang, device=words.device)
+    return torch.full((batch_size, length), config.default_lang, device=tokens.device)
 
 
 class CtxXLMHeadModel(DecoderHeadModel, CtxXLMPreTrainedModel):

@@ -247,7 +247,7 @@ class CtxXLNetModel(SegmentRecurrence, CtxXLNetPreTrainedModel):
         if input_mask is not None:
             raise CtxError("input_mask is not supported.", hint="pass attention_mask = 1 - input_mask.")
         reject_unused_tensors(**kwargs)
-        words = self.check_encoder_input(
+        tokens = self.check_encoder_input(
             input_ids,
             inputs_embeds,
             attention_mask,
@@ -258,24 +258,24 @@ class CtxXLNetModel(SegmentRecurrence, CtxXLNetPreTrainedModel):
             output_mask=output_mask,
         )
         if token_type_ids is None and self.training:  # DDP expects gradients of the segment parameters
-            token_type_ids = torch.zeros(words.shape[:2], dtype=torch.long, device=words.device)
-        token_mask = token_mask_or_none(words, attention_mask, sequence_ids)
+            token_type_ids = torch.zeros(tokens.shape[:2], dtype=torch.long, device=tokens.device)
+        token_mask = token_mask_or_none(tokens, attention_mask, sequence_ids)
         inputs = EncoderInputs(
             self.config,
-            words,
+            tokens,
             token_mask,
             token_type_ids,
             sequence_ids,
-            check_memory(mems, self.config, words.shape[0]),
+            check_memory(mems, self.config, tokens.shape[0]),
             output_mask=output_mask,
-            **check_permutation(words, token_mask, permutation_order, target_positions, perm_mask, target_mapping),
+            **check_permutation(tokens, token_mask, permutation_order, target_positions, perm_mask, target_mapping),
         )
         return self.run_layers(inputs, use_mems, **kwargs)
 
     def embed(self, inputs: EncoderInputs, streams: StreamLayout) -> Tensor:
         """(..., hidden) word embeddings, followed by the mask embeddings of the query stream, if any."""
-        words = streams.layout.pack(inputs.words)
-        content = words if words.is_floating_point() else self.word_embeddings(words)
+        tokens = streams.layout.pack(inputs.tokens)
+        content = tokens if tokens.is_floating_point() else self.word_embeddings(tokens)
         if inputs.target_positions is not None:
             queries = self.mask_embedding.expand(*inputs.target_positions.shape, -1)
             return self.dropout(torch.cat([content, queries.to(content.dtype)], 1))

@@ -37,11 +37,11 @@ class SegmentRecurrenceOutput(BaseModelOutputWithPooling):
     mems: tuple[Tensor, ...] | None = None
 
 
-def token_mask_or_none(words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor | None:
+def token_mask_or_none(tokens: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor | None:
     """(batch, length) bool, False at padding; None without padding. Raises CtxError for a row without tokens."""
     if attention_mask is None and sequence_ids is None:
         return None
-    token_mask = build_token_mask(words, attention_mask, sequence_ids)
+    token_mask = build_token_mask(tokens, attention_mask, sequence_ids)
     if is_traced(token_mask):
         return token_mask
     check_no_empty_rows(token_mask)

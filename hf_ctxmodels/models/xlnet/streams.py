@@ -46,7 +46,7 @@ class EncoderInputs:
     `CtxXLNetModel.forward`.
 
     Attributes:
-        words: (batch, length) token ids, or (batch, length, hidden) embeddings.
+        tokens: (batch, length) ids, or (batch, length, hidden) embeddings.
         token_mask: (batch, length) bool, False at padding; None without padding.
         memory: (batch, memory, hidden) states of earlier segments per layer, zeros where empty; or None.
         order: (batch, length) rank of each position in the factorization order (section 2.2), -1 for positions that are
@@ -57,7 +57,7 @@ class EncoderInputs:
     """
 
     config: CtxXLNetConfig
-    words: Tensor
+    tokens: Tensor
     token_mask: Tensor | None = None
     token_types: Tensor | None = None
     sequence_ids: Tensor | None = None
@@ -75,9 +75,9 @@ class EncoderInputs:
             )
         if self.sequence_ids is not None and self.memory is not None:
             raise CtxError("mems cannot be combined with packed sequences (sequence_ids).", hint="remove one of them.")
-        if self.config.bi_data and self.words.shape[0] % 2:
+        if self.config.bi_data and self.tokens.shape[0] % 2:
             raise CtxError(
-                f"With bi_data the second half of a batch is reversed text, but the batch size {self.words.shape[0]} "
+                f"With bi_data the second half of a batch is reversed text, but the batch size {self.tokens.shape[0]} "
                 "is odd.",
                 hint="use an even number of examples, or set config.bi_data=False.",
             )
@@ -85,12 +85,12 @@ class EncoderInputs:
     @property
     def batch_size(self) -> int:
         """Number of examples."""
-        return self.words.shape[0]
+        return self.tokens.shape[0]
 
     @property
     def length(self) -> int:
         """Number of columns of the batch."""
-        return self.words.shape[1]
+        return self.tokens.shape[1]
 
     @property
     def memory_length(self) -> int:
@@ -111,7 +111,7 @@ class EncoderInputs:
     @property
     def state_positions(self) -> Tensor:
         """(batch, length + targets) column of each content and query state."""
-        positions = torch.arange(self.length, device=self.words.device).expand(self.batch_size, -1)
+        positions = torch.arange(self.length, device=self.tokens.device).expand(self.batch_size, -1)
         if self.target_positions is None:
             return positions
         return torch.cat([positions, self.target_positions.clamp(min=0)], 1)
@@ -139,7 +139,7 @@ class EncoderInputs:
         restrictions = (self.token_mask, self.sequence_ids, self.order, self.hidden_pairs, targets, memory_mask)
         if not is_causal and all(tensor is None for tensor in restrictions):
             return None
-        device, positions = self.words.device, self.state_positions[..., None]
+        device, positions = self.tokens.device, self.state_positions[..., None]
         visible = torch.ones(self.batch_size, self.length, self.length, dtype=torch.bool, device=device)
         visible_to_queries = visible
         if self.order is not None:
@@ -213,9 +213,9 @@ class StreamLayout:
         )
         is_packable = config.unpad and config.attn_type == "bi" and not config.bi_data
         if is_packable and not (
-            uses_eager or needs_padding or needs_static_sizes(inputs.words) or inputs.has_inner_padding
+            uses_eager or needs_padding or needs_static_sizes(inputs.tokens) or inputs.has_inner_padding
         ):
-            shape, device = (inputs.batch_size, inputs.length), inputs.words.device
+            shape, device = (inputs.batch_size, inputs.length), inputs.tokens.device
             layout_class = TracedLayout if is_compiled() else PackedLayout
             packed_layout = layout_class.build(*shape, inputs.token_mask, inputs.sequence_ids, device)
             if runs_per_sequence(encodings):
@@ -350,7 +350,7 @@ class StreamLayout:
                 "key_segments": pattern.key_segments,
             }
         key_segments = None if inputs.token_types is None else layout.pack(inputs.token_types)
-        positions = torch.arange(inputs.length, device=inputs.words.device).expand(inputs.batch_size, -1)
+        positions = torch.arange(inputs.length, device=inputs.tokens.device).expand(inputs.batch_size, -1)
         key_columns = layout.pack(positions)
         return {
             "offsets": inputs.length - layout.select_queries(key_columns)[:, None],
@@ -408,7 +408,7 @@ def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_si
 
 
 def check_permutation(
-    words: Tensor,
+    tokens: Tensor,
     token_mask: Tensor | None,
     permutation_order: Tensor | None,
     target_positions: Tensor | None,
@@ -417,12 +417,12 @@ def check_permutation(
 ) -> dict[str, Tensor | None]:
     """The arguments `order`, `hidden_pairs` and `target_positions` of `EncoderInputs`.
 
-    `words` and `token_mask` as in `EncoderInputs`, the other arguments as in `CtxXLNetModel.forward`.
+    `tokens` and `token_mask` as in `EncoderInputs`, the other arguments as in `CtxXLNetModel.forward`.
 
     Raises:
         CtxError: Both forms are passed, a shape does not match the input, or a target cannot be predicted.
     """
-    batch_size, length = words.shape[:2]
+    batch_size, length = tokens.shape[:2]
     alternatives = {
         "permutation_order and perm_mask": (permutation_order, perm_mask),
         "target_positions and target_mapping": (target_positions, target_mapping),
