@@ -51,7 +51,7 @@ def read_table(file: str | Path, columns: Sequence[str], suffix: str | None = No
     """The selected columns of a CSV, TSV or JSONL file, as rows in file order. `suffix` replaces the file's suffix.
 
     Columns are names of the header line or JSON keys, or numbers (1 is the first) for a file without a header. Raises
-    CtxError for an unknown format, a missing column, a line with another number of columns, or invalid JSON.
+    CtxError for an unknown format, a missing column, a line with another number of columns, or invalid quotes or JSON.
     """
     rows = []
     suffix = suffix or file_suffix(file)
@@ -118,14 +118,22 @@ def is_label(value: Any) -> bool:
 
 
 def _read_delimited(file: str | Path, columns: Sequence[str], delimiter: str) -> Iterator[Row]:
-    quoting: dict[str, Any] = {} if delimiter == "," else {"quoting": csv.QUOTE_NONE}
+    # `strict`: otherwise a field without its closing quote would contain all rows up to the next quote
+    quoting: dict[str, Any] = {"strict": True} if delimiter == "," else {"quoting": csv.QUOTE_NONE}
     csv.field_size_limit(2**31 - 1)  # the default is 131,072 characters
     reader = csv.reader(io.StringIO(read_text(file), newline=""), delimiter=delimiter, **quoting)
     indices: dict[str, int] = {}
     width = 0
     while True:
         first_line = reader.line_num + 1  # a row may span several lines: quoted fields may have line breaks
-        cells = next(reader, None)
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise CtxError(
+                f"The quotes of a field are not valid CSV: {error}.",
+                location=f"{file}:{first_line}",
+                hint="close the quotes of the field, and double quotes within them.",
+            ) from error
         if cells is None:
             return
         if not cells:
