@@ -233,7 +233,7 @@ def read_translated(path: str, translation: str, tag: str = "") -> Iterator[list
 
 def split_paragraphs(text: str | None) -> list[str]:
     """The non-blank lines of a text."""
-    return [line for line in (text or "").splitlines() if not line.isspace()]
+    return [line for line in (text or "").splitlines() if line.strip()]
 
 
 def _text_documents(selection: FileRange, separator: Separator) -> Iterator[list[str]]:

@@ -190,6 +190,14 @@ def test_unreachable_dataset_raises():
         load_documents("nobody/nothing")
 
 
+@pytest.mark.parametrize("extension", ["jsonl", "parquet"])
+def test_blank_lines_of_records_are_no_paragraphs(tmp_path, extension):
+    texts = ["One.\n\n \nTwo.", "\n\n"]
+    data = json_file([{"text": text} for text in texts]) if extension == "jsonl" else parquet_file(texts)
+    documents = load_documents(write(tmp_path, f"corpus.{extension}", data))
+    assert list(documents.paragraphs()) == [["One.", "Two."]]
+
+
 def test_empty_documents_are_skipped(tmp_path):
     path = write(tmp_path, "a.jsonl", b'{"text": ""}\n{"text": "A."}\n{"text": null}')
     assert list(load_documents(path, skip_empty=True)) == [["A."]]
