@@ -236,11 +236,12 @@ class QuestionAnswering(Task[Question]):
         longest = max(len(ids) for ids in tokenizer(questions, add_special_tokens=False)["input_ids"])
         context_length = max_length - tokenizer.num_special_tokens_to_add(pair=True) - longest
         if stride >= context_length or stride < 0:
+            stride_hint = f", or use a --doc_stride from 0 to {context_length - 1}" if context_length > 0 else ""
             raise CtxError(
-                f"Windows of {max_length} tokens have {context_length} for the context next to the longest question "
-                f"({longest}), but consecutive windows share {stride}.",
+                f"Windows of {max_length} tokens have {max(context_length, 0)} for the context next to the longest "
+                f"question ({longest}), but consecutive windows share {stride}.",
                 location="--max_length, --doc_stride",
-                hint=f"raise --max_length, or use a --doc_stride from 0 to {context_length - 1}.",
+                hint=f"raise --max_length{stride_hint}.",
             )
         encoding = tokenizer(
             questions,

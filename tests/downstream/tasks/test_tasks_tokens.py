@@ -171,6 +171,9 @@ def test_long_questions_are_truncated(tmp_path, tokenizer):
     assert {len(feature["input_ids"]) for feature in features[:-1]} == {100}
     with pytest.raises(CtxError, match=r"33 for the context.*\(64\)"):
         make_task("question-answering", max_length=100, doc_stride=33).encode(examples, tokenizer)
+    with pytest.raises(CtxError, match=r"have 0 for the context") as error:
+        make_task("question-answering", max_length=60, doc_stride=5).encode(examples, tokenizer)
+    assert error.value.hint == "raise --max_length."
 
 
 def test_no_answer_is_decoded_from_null_logits(tmp_path, tokenizer):
