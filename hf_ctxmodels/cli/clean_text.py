@@ -20,7 +20,7 @@ from hf_ctxmodels.data.cleaning import (
     check_text_suffix,
     write_documents,
 )
-from hf_ctxmodels.data.document_sources import load_documents
+from hf_ctxmodels.data.document_sources import document_files, load_documents
 from hf_ctxmodels.data.files import file_name
 from hf_ctxmodels.data.overlap import OverlapRule, measure_overlap
 from hf_ctxmodels.data.text_files import Separator, read_lines
@@ -56,7 +56,7 @@ def clean() -> None:
     """
     (arguments,) = parse_arguments(CleaningArguments, description=getdoc(clean))
     check_text_suffix(arguments.output)
-    inputs = (*arguments.dataset, arguments.bad_words)
+    inputs = (*document_files(arguments.dataset), arguments.bad_words)
     for name in ("output", "report"):
         if (file := getattr(arguments, name)) is not None:
             check_output_file(file, flag=f"--{name}", overwrite=arguments.overwrite, inputs=inputs)

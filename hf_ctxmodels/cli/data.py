@@ -21,7 +21,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
 from hf_ctxmodels.core.output_files import check_output_directory, check_output_file, write_text_file
 from hf_ctxmodels.data.cleaning import check_text_suffix, write_documents
-from hf_ctxmodels.data.document_sources import load_documents
+from hf_ctxmodels.data.document_sources import document_files, load_documents
 from hf_ctxmodels.data.phrase_mining import extract_entities, find_phrases, join_phrases, score_phrases
 from hf_ctxmodels.data.table_files import read_conll, read_table
 from hf_ctxmodels.data.text_files import read_lines
@@ -131,7 +131,7 @@ def units() -> None:
     hf-ctxmodels pretrain --recipe ernie_learning_2 --objective unit-mlm+pairs:units=phrases.txt ...
     """
     (arguments,) = parse_arguments(UnitArguments, description=getdoc(units))
-    inputs = (*arguments.dataset, *arguments.gazetteers, *arguments.entities)
+    inputs = (*document_files(arguments.dataset), *arguments.gazetteers, *arguments.entities)
     check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=inputs)
     counts = Counter[str]()
     if arguments.dataset:
@@ -188,7 +188,8 @@ def phrases() -> None:
     """
     (arguments,) = parse_arguments(PhraseArguments, description=getdoc(phrases))
     check_text_suffix(arguments.output)
-    check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=arguments.dataset)
+    inputs = document_files(arguments.dataset)
+    check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=inputs)
     documents = load_documents(*arguments.dataset, skip_empty=True)
     passes: list[dict[tuple[str, str], float]] = []
 

@@ -1,7 +1,7 @@
 """Sources of documents, the demo text, local files and the Hub, and the flags that select them."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +33,7 @@ from hf_ctxmodels.data.files import (
     is_directory,
     is_pattern,
     is_url,
+    local_files,
     local_path,
     match_files,
     require_file,
@@ -235,6 +236,12 @@ def _open(
         require_file(path)
         raise _suffix_error(path, FILE_SUFFIXES, "use such a file or a directory")
     return dataset, _hub_readers(dataset, split, columns, config_name, streaming)
+
+
+def document_files(sources: Iterable[str]) -> list[str]:
+    """The existing local files that `load_documents` reads: files, and the files of patterns and directories."""
+    files = [file for source in sources for file in local_files(split_columns(source)[0])]
+    return [file for file in files if document_suffix(file) in FILE_SUFFIXES]
 
 
 def _hub_readers(

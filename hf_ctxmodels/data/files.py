@@ -198,6 +198,15 @@ def match_files(path: str) -> list[DataFile]:
     return matches
 
 
+def local_files(path: str) -> list[str]:
+    """The local file of a path, or the files of a pattern or a directory, nested directories included, ordered by
+    their names; none for a path without files."""
+    if os.path.isfile(path):
+        return [path]
+    pattern = os.path.join(path, "**") if os.path.isdir(path) else path
+    return sorted(filter(os.path.isfile, glob(pattern, recursive=True)))
+
+
 def open_file(path: str) -> BinaryIO:
     """Open a file for reading bytes, of the decompressed text if its name ends in `.gz` or `.zst`. Call it within
     `file_errors`."""
@@ -251,8 +260,7 @@ def describe_content(source: str) -> str:
         if not matches:
             return source
     else:
-        pattern = os.path.join(path, "**") if os.path.isdir(path) else path
-        local = [path] if os.path.isfile(path) else sorted(filter(os.path.isfile, glob(pattern, recursive=True)))
+        local = local_files(path)
         if not local:
             return source
         step = min(_DIGESTED_BYTES, _ALL_DIGESTED_BYTES // (2 * len(local)))

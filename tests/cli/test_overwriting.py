@@ -75,3 +75,13 @@ def test_input_files_are_never_overwritten(script, flags, tmp_path, capsys) -> N
     assert run(script, flags) == 2
     assert "one of the input files" in capsys.readouterr().err
     assert (tmp_path / "text").read_text() == CONTENT
+
+
+@pytest.mark.parametrize("dataset", ["{folder}/*.txt", "{folder}", "file://{folder}/text.txt"])
+@pytest.mark.parametrize("script", ["data clean", "data phrases", "data units"])
+def test_files_of_patterns_and_directories_are_never_overwritten(script, dataset, tmp_path, capsys) -> None:
+    (tmp_path / "text.txt").write_text(CONTENT)
+    flags = f"--dataset {dataset.format(folder=tmp_path)} --output {tmp_path}/text.txt --overwrite"
+    assert run(script, flags) == 2
+    assert "one of the input files" in capsys.readouterr().err
+    assert (tmp_path / "text.txt").read_text() == CONTENT
