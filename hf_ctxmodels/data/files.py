@@ -47,6 +47,12 @@ def local_path(path: str | Path) -> str:
     return text if is_url(text) else str(Path(text).expanduser())
 
 
+def same_file(path: str | Path, other: str | Path) -> bool:
+    """Whether two paths of existing files, or two URLs, refer to the same file."""
+    path, other = local_path(path), local_path(other)
+    return path == other or (not (is_url(path) or is_url(other)) and os.path.samefile(path, other))
+
+
 def file_name(path: str | Path) -> str:
     """The last component of a path or URL, without the query of a URL."""
     text = str(path)

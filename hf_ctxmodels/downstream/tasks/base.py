@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -18,6 +17,7 @@ from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, non_default_fields
 from hf_ctxmodels.data.examples import LOOP_COLUMNS
+from hf_ctxmodels.data.files import same_file
 from hf_ctxmodels.data.table_files import Row, has_labels, read_texts
 
 Feature = dict[str, Any]
@@ -193,7 +193,7 @@ class Task(ABC, Generic[Example]):
     def read_splits(self, train_file: str, validation_file: str) -> tuple[list[Example], list[Example]]:
         """Training and validation examples, with a warning if they are in the same file; raises CtxError as `read`."""
         splits = self.read(train_file, "train"), self.read(validation_file, "validation")
-        if "demo" not in (train_file, validation_file) and Path(train_file).samefile(validation_file):
+        if "demo" not in (train_file, validation_file) and same_file(train_file, validation_file):
             print_status(
                 f"warning: {train_file} is the training file and the validation file; the metrics are too high",
                 PartialState().is_main_process,

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -169,13 +168,13 @@ class QuestionAnswering(Task[Question]):
 
     def read_file(self, file: str) -> list[Question]:
         """Read the examples of a file."""
-        if file_suffix(Path(file)) != ".json":
+        if file_suffix(file) != ".json":
             raise CtxError("Expected a .json file.", location=file, hint="use a .json file in SQuAD's format.")
         return read_squad(file)
 
     def read_unlabeled(self, file: str) -> list[Question]:
         """SQuAD JSON, whose answers are ignored, or a table with the columns question and context."""
-        if file_suffix(Path(file)) == ".json":
+        if file_suffix(file) == ".json":
             return read_squad(file, has_answers=False)
         columns = ("question", "context")
         questions = []
@@ -186,7 +185,7 @@ class QuestionAnswering(Task[Question]):
 
     def has_labels(self, file: str) -> bool:
         """Whether a SQuAD file has answers; tables have none."""
-        return file_suffix(Path(file)) == ".json" and has_answers(file)
+        return file_suffix(file) == ".json" and has_answers(file)
 
     def configure(self, config: PreTrainedConfig, train: Sequence[Question], validation: Sequence[Question]) -> None:
         """Note whether a question is unanswerable, and choose the head."""

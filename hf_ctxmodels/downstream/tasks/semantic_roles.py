@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -48,12 +47,12 @@ class SemanticRoleLabeling(TokenClassification):
 
     def _file_columns(self, file: str) -> tuple[str, str]:
         """The columns of the words, and of the rolesets or tags."""
-        words, labels = {".jsonl": ("tokens", "tags"), ".conllu": ("2", "10")}.get(file_suffix(Path(file)), ("2", "6"))
+        words, labels = {".jsonl": ("tokens", "tags"), ".conllu": ("2", "10")}.get(file_suffix(file), ("2", "6"))
         return self.arguments.text_columns or words, self.arguments.label_column or labels
 
     def _read(self, file: str, labeled: bool) -> list[Proposition]:
         words, labels = self._file_columns(file)
-        head_column = None if file_suffix(Path(file)) == ".conllu" else self.arguments.head_column
+        head_column = None if file_suffix(file) == ".conllu" else self.arguments.head_column
         return read_propositions(file, words, labels, head_column=head_column, labeled=labeled)
 
     def read_file(self, file: str) -> list[TaggedSentence]:
@@ -67,7 +66,7 @@ class SemanticRoleLabeling(TokenClassification):
     def has_labels(self, file: str) -> bool:
         """Whether a file has columns of arguments after the rolesets, or tags in JSON lines."""
         _, labels = self._file_columns(file)
-        if file_suffix(Path(file)) == ".jsonl":
+        if file_suffix(file) == ".jsonl":
             return has_labels(file, labels)
         lines = [line for block in line_blocks(file) for _, line in block if not line.startswith("#")]
         return any(len(line.split("\t" if "\t" in line else None)) > int(labels) for line in lines)

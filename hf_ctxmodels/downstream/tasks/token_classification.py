@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,7 +55,7 @@ class TokenClassification(LabeledTask[TaggedSentence]):
 
     def read_file(self, file: str) -> list[TaggedSentence]:
         """Read the examples of a file."""
-        if file_suffix(Path(file)) == ".jsonl":
+        if file_suffix(file) == ".jsonl":
             word_column, tag_column = self.arguments.text_columns or "tokens", self.arguments.label_column or "tags"
             sentences = []
             for row in read_table(file, [word_column, tag_column]):
@@ -74,7 +73,7 @@ class TokenClassification(LabeledTask[TaggedSentence]):
     def _read_columns(self, file: str, labeled: bool = True) -> list[TaggedSentence]:
         """The sentences of a file with one word per line; unless `labeled`, the words are their tags."""
         word_column, tag_column = self.arguments.text_columns, self.arguments.label_column
-        if file_suffix(Path(file)) == ".conllu":
+        if file_suffix(file) == ".conllu":
             word_column = word_column or "FORM"
             return read_conllu(file, word_column, tag_column or "UPOS" if labeled else word_column)
         word_column = word_column or "1"
@@ -94,7 +93,7 @@ class TokenClassification(LabeledTask[TaggedSentence]):
         """A file as for `read_file`, whose tags are ignored; JSONL without tags, with lists of words or texts; or a
         `.txt` file with one sentence per line. Texts are split into words and punctuation marks."""
         column = self.arguments.text_columns or "tokens"
-        if self._has_texts(file) or file_suffix(Path(file)) == ".jsonl":
+        if self._has_texts(file) or file_suffix(file) == ".jsonl":
             unlabeled = read_words(file, column, hint="correct the line, or pass another --text_columns.")
         else:
             unlabeled = [(sentence.words, sentence.location) for sentence in self._read_columns(file, labeled=False)]
@@ -102,11 +101,11 @@ class TokenClassification(LabeledTask[TaggedSentence]):
 
     def _has_texts(self, file: str) -> bool:
         """Whether the lines of a file are sentences instead of words."""
-        return file_suffix(Path(file)) == ".txt" and not self.arguments.text_columns and not _is_conll(file)
+        return file_suffix(file) == ".txt" and not self.arguments.text_columns and not _is_conll(file)
 
     def has_labels(self, file: str) -> bool:
         """Whether the words of a file have tags: not if there is no other column, or all tags are empty or `_`."""
-        if file_suffix(Path(file)) == ".jsonl":
+        if file_suffix(file) == ".jsonl":
             return has_labels(file, self.arguments.label_column or "tags")
         if self._has_texts(file):
             return False

@@ -4,6 +4,7 @@ import gzip
 import json
 from dataclasses import fields
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -130,9 +131,28 @@ def test_validation_on_training_file_warns(tmp_path, capsys):
     copy = write_file(tmp_path / "b.csv", "text,label\nx,a\n")
     task = TASKS["sequence-classification"](TaskArguments())
     task.read_splits(str(file), str(copy))
+    task.read_splits(f"file://{file}", f"file://{copy}")
     assert "warning" not in capsys.readouterr().err
-    task.read_splits(str(file), str(file))
-    assert "is the training file and the validation file" in capsys.readouterr().err
+    for same_file in (str(file), f"file://{file}"):
+        task.read_splits(str(file), same_file)
+        assert "is the training file and the validation file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "content"),
+    [
+        ("token-classification", "a.conllu", "1\tGo\tgo\tVERB\t_\t_\t0\troot\t_\t_\n"),
+        ("semantic-role-labeling", "b.jsonl", '{"tokens": ["Go"], "predicate": 0, "tags": ["B-V"]}'),
+        (
+            "question-answering",
+            "c.json",
+            '{"data": [{"paragraphs": [{"context": "x", "qas": [{"id": 1, "question": "y", "answers": []}]}]}]}',
+        ),
+    ],
+)
+def test_query_of_a_url_is_not_part_of_the_suffix(task, name, content):
+    fsspec.filesystem("memory").pipe(f"/{name}?download=1", content.encode())
+    assert len(make_task(task).read(f"memory://{name}?download=1", "train")) == 1
 
 
 @pytest.mark.parametrize(
