@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import replace
+from itertools import chain
+from typing import Any
 
 from hf_ctxmodels.compression.finetuning_flags import finetuning_sections
 from hf_ctxmodels.core.command_line import Section, parse_arguments
@@ -25,6 +27,7 @@ from hf_ctxmodels.downstream.text2text.training import TextToTextArguments, fine
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels_cli import FINETUNING_TASKS
 
+_PREDICTION_FLAGS = ("text_columns", "label_column", "choice_columns", "head_column", "both_orders", "target_language")
 ESSENTIAL = (
     *("model", "train_file", "validation_file", "text_columns", "label_column", "output_dir"),
     *("num_train_epochs", "per_device_batch_size", "learning_rate", "max_length"),
@@ -123,7 +126,12 @@ def run(
     print(f"{len(tuned.training):,} training and {len(tuned.validation):,} validation examples")
     print(f"model, tokenizer, log and summary saved in {output}" + (f", {file}" if file else ""))
     summary.print_warnings()
-    use = ["predict", "--model", output, "--input", "FILE"]
-    if tuned.task.arguments.text_columns is not None:
-        use += ["--text_columns", tuned.task.arguments.text_columns]
+    use = prediction_command(output, task_arguments)
     print(format_next_commands(use, ("push", "--model", output, "--repo_id", "ORGANIZATION/NAME")))
+
+
+def prediction_command(model: str, task_arguments: TaskArguments) -> list[Any]:
+    """The command that predicts with the model, with the columns and languages of the task, which are not saved."""
+    flags = {name: getattr(task_arguments, name) for name in _PREDICTION_FLAGS}
+    set_flags = [(f"--{name}", value) for name, value in flags.items() if value]
+    return ["predict", "--model", model, "--input", "FILE", *chain.from_iterable(set_flags)]

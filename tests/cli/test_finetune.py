@@ -24,8 +24,9 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 from zoo import Case
 
+from hf_ctxmodels.cli.finetune import prediction_command
 from hf_ctxmodels.downstream.networks.creation import needs_network
-from hf_ctxmodels.downstream.tasks import TASKS
+from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.hub import model_card
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.summary import TrainingSummary
@@ -74,6 +75,14 @@ def task_params() -> list:
             seen_architectures.add(architecture)
             params.append(pytest.param((name, from_transformers), task, marks=() if is_quick else pytest.mark.slow))
     return params
+
+
+def test_printed_prediction_command_selects_the_columns_of_training():
+    task_arguments = TaskArguments("context", "answer", "a,b", both_orders=True)
+    columns = ["--text_columns", "context", "--label_column", "answer", "--choice_columns", "a,b"]
+    command = prediction_command("runs/x", task_arguments)
+    assert command == ["predict", "--model", "runs/x", "--input", "FILE", *columns, "--both_orders", True]
+    assert prediction_command("runs/x", TaskArguments()) == command[:5]
 
 
 def test_warning_if_model_is_below_tfidf(ctx_checkpoint, tmp_path, capsys):
