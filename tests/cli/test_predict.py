@@ -90,6 +90,9 @@ def test_token_classification(tmp_path: Path) -> None:
     sentences = [[*text.split(), "."] for text in TEXTS]
     (tmp_path / "columns.txt").write_text("\n\n".join("\n".join(words) for words in sentences) + "\n")
     (tmp_path / "words.jsonl").write_text("\n".join(json.dumps({"tokens": words}) for words in sentences))
+    (tmp_path / "spaced.txt").write_text("Anna slept late.\n\nBoris saw Paris.\n")
+    words = [result["words"] for result in predict(folder, tmp_path / "spaced.txt")]
+    assert words == [["Anna", "slept", "late", "."], ["Boris", "saw", "Paris", "."]]
     for file in ("plain.txt", "columns.txt", "words.jsonl"):
         for words, result in zip(sentences, predict(folder, tmp_path / file), strict=True):
             assert result["words"] == words
@@ -319,6 +322,26 @@ def test_semantic_role_labeling_scores(tmp_path: Path) -> None:
     assert "not BIO tags: neg, pos, none" in command_output(
         "predict", model=tagger, input=unlabeled, fails=True, **flags
     )
+
+
+@pytest.mark.parametrize("export", [("export int8", {}), ("export low-rank", {"rank": 4})], ids=str)
+def test_compressed_model_keeps_task_and_length(export: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    """A tagger and a model of semantic roles have the same head."""
+    names = dict(enumerate(["O", "B-V", "B-ARG0"]))
+    labels = {"id2label": names, "label2id": {name: index for index, name in names.items()}}
+    folder = save_model(tmp_path / "model", "bert", "AutoModelForTokenClassification", **labels)
+    TrainingSummary(
+        task="semantic-role-labeling", model_class="CtxBertForTokenClassification", model_type="ctx-bert",
+        dataset="a.conll", seed=1, parameters=1, steps=1, global_batch_size=1, max_length=7, metrics={"eval_f1": 0.5},
+    ).save(folder)  # fmt: skip
+    output = tmp_path / "compressed"
+    command, flags = export
+    command_output(command, model=folder, output_dir=output, **flags)
+    predictor = Predictor.open(str(output))
+    assert (predictor.task.name, predictor.task.arguments.max_length) == ("semantic-role-labeling", 7)
+    summary = TrainingSummary.load(output)
+    assert summary.metrics == {}
+    assert summary.parameters != 1
 
 
 def test_question_answering_scores(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,9 +35,10 @@ from hf_ctxmodels.downstream.tasks.base import (
 
 def _is_conll(file: str) -> bool:
     """Whether the lines of a file are words in columns: all have the same number of fields, in sentences separated by
-    blank lines."""
+    blank lines, of which one has several lines."""
     lines = [line.split() for line in read_text(file).strip().split("\n")]
-    return len(lines) > 1 and [] in lines and len({len(fields) for fields in lines if fields}) == 1
+    has_long_sentence = any(line and following for line, following in pairwise(lines))
+    return has_long_sentence and [] in lines and len({len(fields) for fields in lines if fields}) == 1
 
 
 class TokenClassification(LabeledTask[TaggedSentence]):
