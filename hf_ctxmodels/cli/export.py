@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import getdoc
 from pathlib import Path
 from typing import Any, Literal
@@ -49,6 +49,7 @@ from hf_ctxmodels.inference.exporting import (
 )
 from hf_ctxmodels.training.checkpoint_files import MANIFEST_FILE
 from hf_ctxmodels.training.model_loading import load_tokenizer
+from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
 
 MIN_TEXTS = 16
 
@@ -169,6 +170,7 @@ def int8() -> None:
     config = CtxInt8Config(activations=activations, embeddings=arguments.embeddings, skip=arguments.skip)
     quantize_model(model, config, _calibrate(model, arguments))
     _save_with_tokenizer(model.save_pretrained, arguments.model, arguments.output_dir)
+    _save_summary(model, arguments.model, arguments.output_dir)
     after = model.get_memory_footprint()
     print(f"{len(config.modules or ())} modules have weights of 8 bits")
     print(f"weights: {before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB now ({before / after:.2f} times smaller)")
@@ -280,6 +282,7 @@ def low_rank() -> None:
         moments=moments,
     )
     _save_with_tokenizer(model.save_pretrained, arguments.model, arguments.output_dir)
+    _save_summary(model, arguments.model, arguments.output_dir)
     print("\n".join(_result_lines(results)))
     after = model.num_parameters()
     print(f"parameters: {before:,} before, {after:,} now ({before / after:.2f} times fewer)")
@@ -313,9 +316,18 @@ def _save_with_tokenizer(save_model: Callable[[str], None], source: str, output_
     replaced."""
     with wrap_write_errors(output_dir):
         shutil.rmtree(Path(output_dir) / ADAPTERS_FOLDER, ignore_errors=True)
-        (Path(output_dir) / MANIFEST_FILE).unlink(missing_ok=True)  # digests of the previous weights
+        for name in (MANIFEST_FILE, SUMMARY_FILE):  # of the previous weights
+            (Path(output_dir) / name).unlink(missing_ok=True)
         save_model(output_dir)
         try:
             load_tokenizer(source).save_pretrained(output_dir)
         except CtxError as error:
             print_status(f"The tokenizer is not saved: {error.message}")
+
+
+def _save_summary(model: PreTrainedModel, source: str, output_dir: str) -> None:
+    """Save the summary of the training of `source`, if it has one, which has the task and the length for `predict`,
+    without the results, which are those of the original weights."""
+    if (Path(source) / SUMMARY_FILE).is_file():
+        summary = TrainingSummary.load(source)
+        replace(summary, parameters=model.num_parameters(), metrics={}, warnings=[]).save(output_dir)
