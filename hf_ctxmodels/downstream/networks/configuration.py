@@ -20,7 +20,8 @@ class CtxTaskNetworkConfig(CtxConfig):
 
     Args: the arguments of `CtxConfig`, and
         encoders: Name of a model -> "config", its configuration or its dictionary; "widths", the width of each of its
-            layers; and "source", the directory or Hub id of its weights and tokenizer, which a new network loads.
+            layers; and "source", the directory or Hub id of its weights and tokenizer, which a new network loads. The
+            vectors are concatenated in the order of the names.
         feature_layers: "mix", a learned weighted sum of the layers (Peters et al. 2018, equation 1), "last", or the
             number of a layer; or a dictionary with one of these for each model.
         trainable_encoders: Names of the models that are trained; the others are frozen.
@@ -56,7 +57,8 @@ class CtxTaskNetworkConfig(CtxConfig):
     pad_token_id: int | None = 0
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self.encoders = {name: self._read_entry(name, entry) for name, entry in (self.encoders or {}).items()}
+        # the order of the weights of the models; a saved configuration has sorted keys
+        self.encoders = {name: self._read_entry(name, entry) for name, entry in sorted((self.encoders or {}).items())}
         self.trainable_encoders = list(self.trainable_encoders or [])
         self.network_options = dict(self.network_options or {})
         names = set(self.trainable_encoders)

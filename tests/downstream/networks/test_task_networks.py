@@ -95,6 +95,19 @@ def test_vectors_equal_embedded_words(sources: dict[str, str], tmp_path: Path) -
 
 
 @torch.no_grad()
+def test_models_in_any_order_are_saved(sources: dict[str, str], tmp_path: Path) -> None:
+    """The keys of a saved configuration are sorted, but the weights of the models are numbered."""
+    model, tokenizer = make_network(sources, "AutoModel", ("t5", "glove", "bert"))
+    for component in (model, tokenizer):
+        component.save_pretrained(tmp_path)
+    batch = tokenizer(TEXTS[0], return_tensors="pt")
+    reopened = AutoModel.from_pretrained(tmp_path)
+    assert reopened.stack.names == model.stack.names
+    expected = model.eval()(**batch).last_hidden_state
+    torch.testing.assert_close(reopened(**batch).last_hidden_state, expected)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("limit", [1 << 20, 5_000, 0])
 def test_cached_vectors(sources: dict[str, str], monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     """`cache_vectors` computes each sentence once per frozen model, up to the memory limit."""
