@@ -2,6 +2,7 @@
 
 import gc
 import os
+import select
 import shlex
 import sys
 import time
@@ -83,23 +84,35 @@ def run_script(main: Callable[[], object]) -> NoReturn:
     """Run a script's `main` and exit: with 0 when it returns, with `exit_code` (2 by default) after a `CtxError`.
 
     A `CtxError`, a failed system call, an exhausted memory and an operation that cannot be deterministic are printed to
-    stderr without a traceback. An interruption exits with 130. Other exceptions are defects of the program and keep
-    their tracebacks.
+    stderr without a traceback. An interruption exits with 130, and an output that is closed, as by `| head`, with 141
+    and no message. Other exceptions are defects of the program and keep their tracebacks.
     """
     code = 0
     try:
         main()
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr, flush=True)
         code = 130
     except Exception as error:
         user_error = error if isinstance(error, CtxError) else _system_error(error)
-        if user_error is None:
+        if isinstance(error, BrokenPipeError) and _is_output_closed():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the output is flushed again at exit
+            code = 141  # as of a program that SIGPIPE ends
+        elif user_error is None:
             raise
-        print(f"\n{type(user_error).__name__}: {user_error}", file=sys.stderr, flush=True)
-        code = user_error.exit_code
+        else:
+            print(f"\n{type(user_error).__name__}: {user_error}", file=sys.stderr, flush=True)
+            code = user_error.exit_code
     gc.collect()  # the traceback may refer to a data loader, whose workers would delay the exit
     sys.exit(code)
+
+
+def _is_output_closed() -> bool:
+    """Whether stdout is a pipe whose reader has closed it."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _system_error(error: Exception) -> CtxError | None:

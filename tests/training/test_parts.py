@@ -1,6 +1,7 @@
 """Recipes, arguments, summaries, checkpoint files, and checks of loaded models."""
 
 import json
+import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,6 +182,19 @@ def test_run_script(capsys):
     assert capsys.readouterr().err.strip() == "CtxError: Bad.\n  where: here\n  Fix: so."
     with pytest.raises(ZeroDivisionError):
         run_script(lambda: 1 / 0)
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20], ids=["at the end", "while printing"])
+def test_closed_pipe_of_the_output_ends_a_script_without_a_message(monkeypatch, capsys, size):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        with pytest.raises(SystemExit) as exit_info:
+            run_script(lambda: print("x" * size))
+        monkeypatch.undo()
+    assert exit_info.value.code == 141
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
