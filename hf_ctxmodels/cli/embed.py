@@ -4,8 +4,8 @@
     hf-ctxmodels embed --model runs/glove runs/bert --input news.parquet --text_column title --output titles.parquet
 
 A .txt file has one sentence per line, blank lines are skipped; each record of a .jsonl or .parquet file has one in a
-column, a text or a list of words. The vectors of several models are concatenated. Memory does not depend on the number
-of sentences, and an interrupted command continues when it is run again. The output is
+column. The vectors of several models are concatenated. Memory does not depend on the number of sentences, and an
+interrupted command continues when it is run again. The output is
 
 - .safetensors: `vectors` (words, width), `starts` (sentences + 1), the index of each sentence's first word, and
   `words` as UTF-8 bytes, a line break after each word;
