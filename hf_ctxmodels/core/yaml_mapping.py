@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import did_you_mean
 from hf_ctxmodels.core.loading import read_utf8
 
@@ -79,7 +79,7 @@ class YamlMapping:
         """The value of a key, converted to a type; raises CtxError if it has another type."""
         if key not in self.nodes:
             return default
-        value = yaml.SafeLoader("").construct_object(self.nodes[key], deep=True)
+        value = self._construct(yaml.SafeLoader(""), key)
         types = {type_ for type_ in getattr(hint, "__args__", (hint,)) if type_ is not type(None)}
         if str in types and not isinstance(value, bool) and value is not None:
             value = ",".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -98,4 +98,10 @@ class YamlMapping:
     def text(self, key: str) -> Any:
         """The value of a key with its numbers and booleans as they are written: a text, or lists and mappings of
         texts."""
-        return yaml.BaseLoader("").construct_object(self.nodes[key], deep=True)
+        return self._construct(yaml.BaseLoader(""), key)
+
+    def _construct(self, loader: Any, key: str) -> Any:
+        """The value of a key; raises CtxError for a value that cannot be read, such as `{{name}}` or an impossible
+        date."""
+        with wrap_errors(f"The value of {key} is not valid YAML", location=self.location(key), hint="quote it."):
+            return loader.construct_object(self.nodes[key], deep=True)

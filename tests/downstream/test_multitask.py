@@ -178,6 +178,8 @@ INVALID = {
     ("    max_length: 64", "    num_beams: 3"): (17, "sequence-classification does not read num_beams"),
     ("    weight: 5e-1", "    weight: -1"): (9, "weight is -1.0"),
     ("    head_dropout: 0.05", "    head_dropout: 1.5"): (18, "head_dropout is 1.5"),
+    ("    head_dropout: 0.05", "    head_dropout: {{dropout}}"): (18, "value of head_dropout is not valid YAML"),
+    ("    head_dropout: 0.05", "    head_dropout: 2020-13-45"): (18, "value of head_dropout is not valid YAML"),
     ("    train_file: cola.tsv", "    train_file: other.tsv"): (13, "no such file"),
     ("    train_file: cola.tsv\n", ""): (11, "cola has no train_file"),
     ("  cola:\n", "  rte:\n"): (11, "'rte' occurs twice in `tasks`, first in line 4"),
