@@ -120,6 +120,22 @@ class Seq2SeqHead(HeadModel, GenerationMixin):
             kwargs["next_sequence_length"] = max(1, input_ids.shape[1] - past_key_values.get_seq_length())
         return super().prepare_inputs_for_generation(input_ids, past_key_values=past_key_values, **kwargs)
 
+    def compute_transition_scores(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute the scores of the generated tokens as in transformers, over the target vocabulary."""
+        return GenerationMixin.compute_transition_scores(self._with_target_vocab_size(), *args, **kwargs)
+
+    def _get_logits_processor(self, *args: Any, **kwargs: Any) -> Any:
+        return GenerationMixin._get_logits_processor(self._with_target_vocab_size(), *args, **kwargs)
+
+    def _with_target_vocab_size(self) -> Any:
+        """A shallow copy whose `config.vocab_size`, which transformers reads, is the size of the target vocabulary."""
+        if self.config.get_text_config().vocab_size == self.config.target_vocab_size:
+            return self
+        model = copy(self)
+        model.config = copy(self.config)
+        model.config.vocab_size = self.config.target_vocab_size
+        return model
+
     def resolve_decoder_input_ids(
         self,
         batch_size: int | None,

@@ -128,6 +128,22 @@ def test_hidden_states_and_attentions_of_all_steps(case: Case) -> None:
 
 @pytest.mark.parametrize("case", GENERATING_CASES, ids=str)
 @pytest.mark.filterwarnings("ignore")
+def test_transition_scores_and_watermark(case: Case) -> None:
+    """Both depend on the size of the target vocabulary, which can differ from that of the source."""
+    model, batch = case.model(), make_batch(case, (5, 3), side="left")
+    batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    options = {"max_new_tokens": 4, "num_beams": 2, "eos_token_id": None}
+    outputs = model.generate(**batch, **options, return_dict_in_generate=True, output_scores=True, do_sample=False)
+    scores = model.compute_transition_scores(outputs.sequences, outputs.scores, outputs.beam_indices)
+    assert_close(scores.mean(1), outputs.sequences_scores, "sum of the scores of the tokens")
+    normalized = model.compute_transition_scores(outputs.sequences, outputs.scores, outputs.beam_indices, True)
+    assert normalized.shape == (2, 4)
+    watermarked = model.generate(**batch, **options, do_sample=False, watermarking_config={"greenlist_ratio": 0.2})
+    assert watermarked.shape == outputs.sequences.shape
+
+
+@pytest.mark.parametrize("case", GENERATING_CASES, ids=str)
+@pytest.mark.filterwarnings("ignore")
 def test_generation_with_prepacked_weights(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits equal those without prepacking; copies are freed afterwards, and none is made if prepacked_bytes is 0."""
     model, copies = case.model(2), []
