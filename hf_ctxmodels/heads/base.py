@@ -203,6 +203,7 @@ class HeadModel(CtxPreTrainedModel):
             one loss term only. `hf_ctxmodels.training.trainer.CtxTrainer` handles the others.
         output_layer_name: Name of the linear layer that computes the vocabulary's logits, or None.
         output_layer_input: Hook point of its input.
+        num_labels: Number of classes of a classifier, for code that reads it from the model, such as PEFT.
         prepacked_bytes: Upper limit in bytes of the copies of weights that `generate` prepacks for oneDNN on a CPU;
             0 for none.
         supports_layer_mix: Whether the head may read a mix of the layers (`config.layer_mix`).
@@ -232,6 +233,7 @@ class HeadModel(CtxPreTrainedModel):
         has_layer_mix = self.supports_layer_mix and not self.has_custom_layer_mix and config.layer_mix
         self.layer_mix = build_layer_mix(self.base_model) if has_layer_mix else None
         self.output_layer_input = HookPoint()
+        self.num_labels = config.num_labels
         self.build_head(config)
         self.post_init()
 

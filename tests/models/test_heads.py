@@ -43,6 +43,12 @@ def test_padding_choices_are_excluded(case: Case) -> None:
         model(**batch, choice_mask=mask[:, :1])
 
 
+@as_subtests([case for case in HEADS if case.auto_name.endswith(("Classification", "QuestionAnswering"))])
+def test_number_of_labels(case: Case) -> None:
+    """Classifiers have the attribute `num_labels`, as in transformers; PEFT reads it."""
+    assert case.model().num_labels == case.config().num_labels == case.num_labels
+
+
 def test_task_type_ids_without_embeddings_raise() -> None:
     batch = make_batch(BERT)
     with pytest.raises(CtxError, match="CtxBertModel has no embeddings of task_type_ids"):
