@@ -9,6 +9,7 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import USER_REGISTERED_MAPPINGS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hf_ctxmodels.core.auto_classes import get_auto_class, has_auto_class
 from hf_ctxmodels.core.errors import CtxError
@@ -217,6 +218,10 @@ def register() -> None:
         AutoTokenizer.register(family.config, tokenizer_class=family.tokenizer)
         for auto_name, model_class in family.models.items():
             get_auto_class(auto_name).register(family.config, model_class)
+        causal_lm = family.models.get("AutoModelForCausalLM")
+        if causal_lm is not None and getattr(causal_lm, "shifts_labels", False):
+            # Trainer shifts the labels of these classes if it smooths them
+            MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] = causal_lm.__name__
     AutoConfig.register(CtxEncoderDecoderConfig.model_type, CtxEncoderDecoderConfig, exist_ok=True)
     for auto_name, encoder_decoder_class in encoder_decoder.MODELS.items():
         getattr(transformers, auto_name).register(CtxEncoderDecoderConfig, encoder_decoder_class, exist_ok=True)

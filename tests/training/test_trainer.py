@@ -280,6 +280,21 @@ def test_seq2seq_trainer(case: Case, tmp_path) -> None:
     assert trainer.evaluate()["eval_loss"] == pytest.approx(sum(losses), abs=1e-5)
 
 
+@pytest.mark.parametrize("case", [case for case in HEADS if case.auto_name == "AutoModelForCausalLM"], ids=str)
+def test_label_smoothing_of_causal_models(case: Case, tmp_path) -> None:
+    """Trainer smooths the same targets as without smoothing: the next tokens, if the head shifts the labels."""
+    model, batch = case.model(), make_batch(case, (9, 9), masked=False)
+    labels = batch["input_ids"].clone()
+    labels[0, :4] = -100
+    trainer = Trainer(model, trainer_arguments(tmp_path, label_smoothing_factor=0.1))
+    with torch.no_grad():
+        loss = trainer.compute_loss(model, {**batch, "labels": labels})
+        logits = model(**batch).logits
+    targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100) if case.shifts_labels else labels
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), label_smoothing=0.1)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_trainer_compiles_without_graph_breaks(tmp_path) -> None:
     """`TrainingArguments(torch_compile=True)`; with the backend aot_eager, since code generation takes minutes."""
