@@ -107,6 +107,15 @@ def test_tasks_have_separate_predictors(tmp_path) -> None:
         model(**batch, task="ner")
 
 
+def test_default_task_is_saved(tmp_path) -> None:
+    """The keys of a saved configuration are sorted."""
+    model, batch = TAGGER.model(tasks={"pos": ["a", "b", "c"], "chunk": ["O", "B", "I"]}), make_batch(TAGGER)
+    model.save_pretrained(tmp_path)
+    loaded = CtxCvtForTokenClassification.from_pretrained(tmp_path).eval()
+    assert torch.equal(loaded(**batch).logits, model(**batch).logits)
+    assert loaded.resolve_task(None) == model.resolve_task(None) == "chunk"
+
+
 def test_views_at_padding_raise() -> None:
     model, batch = TAGGER.model(), make_batch(TAGGER)
     views = torch.ones_like(batch["attention_mask"])

@@ -30,7 +30,8 @@ class CtxCvtConfig(CtxCharacterConfig):
         pooling: Pooling of a text: "mean" of its states, or "mean+max", twice as wide.
         text_pairs: Whether sequence classification encodes the two texts of a pair separately; every view reads the
             features (u, v, |u - v|, u * v) of their pooled vectors u and v, and a single text is used as both.
-        tasks: Name -> labels of several tagging tasks (section 3.4); None for one task with the labels `id2label`.
+        tasks: Name -> labels of several tagging tasks (section 3.4), in the order of the names; None for one task with
+            the labels `id2label`.
         target_vocab_size: Size of the target vocabulary of translation, special tokens included.
         target_embedding_size: Width of the decoder's word embeddings, chosen by this package.
         attention_view_dropout: Dropout on the attention weights of the auxiliary decoder "attention", in training. The
@@ -69,6 +70,8 @@ class CtxCvtConfig(CtxCharacterConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if self.filters is None:
             self.filters = [[2, 100], [3, 100], [4, 100]]
+        if self.tasks is not None:  # the first one is the default; a saved configuration has sorted keys
+            self.tasks = dict(sorted(self.tasks.items()))
         super().__post_init__(**kwargs)
 
     def validate_views(self) -> None:

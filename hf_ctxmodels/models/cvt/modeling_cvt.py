@@ -262,7 +262,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         return CrossViewPredictors(config, labels, None if self.has_word_views else config.pooling)
 
     def resolve_task(self, task: str | None) -> str:
-        """The name of a task, by default of the first one; raises CtxError for an unknown name."""
+        """The name of a task, by default of the first by name; raises CtxError for an unknown name."""
         task = next(iter(self.predictors)) if task is None else task
         if task not in self.predictors:
             raise CtxError(f"There is no task {task!r}.", hint=f"use one of {', '.join(self.predictors)}.")
@@ -292,7 +292,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         Args:
             labels: (batch, words) or, for texts, (batch,) classes of `task`; -100 is ignored.
             views: (batch, words) or (batch,): 1 where the auxiliary predictions of all tasks are trained, else -100.
-            task: Task of labels and logits, one of `config.tasks`; None for the first.
+            task: Task of labels and logits, one of `config.tasks`; None for the first by name.
         """
         task = self.resolve_task(task)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
