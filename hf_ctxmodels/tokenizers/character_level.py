@@ -90,7 +90,8 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
             self.eos_token_id: _word_characters([SENTENCE_END], max_characters),
         }
         self._special_characters.pop(None, None)  # of an undefined special token
-        self._language_of = np.zeros(len(self), dtype=np.int64)  # number of a tag's language; 0 for other words
+        # number of a tag's language; 0 for other words, the last number for those that are added later
+        self._language_of = np.zeros(len(self) + 1, dtype=np.int64)
         for number, tag in enumerate(tags, start=1):
             tag_id = self.convert_tokens_to_ids(tag)
             self._special_characters[tag_id] = _word_characters([WORD_PADDING + number], max_characters)
@@ -164,7 +165,7 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         word_ids = np.asarray(ids, dtype=np.int64)
         if not self.languages or not len(word_ids):
             return characters
-        languages = self._language_of[word_ids]
+        languages = self._language_of.take(word_ids, mode="clip")
         changes = (languages > 0) | (word_ids == self.bos_token_id)
         current = languages[np.maximum.accumulate(np.where(changes, np.arange(len(word_ids)), 0))]
         if self.language is not None:
@@ -175,7 +176,7 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
 
     def first_language_tag(self, ids: np.ndarray) -> np.ndarray:
         """The first language tag among vocabulary ids: (1,), or (0,) without a tag."""
-        return ids[self._language_of[ids] > 0][:1]
+        return ids[self._language_of.take(ids, mode="clip") > 0][:1]
 
     def character_ids_to_words(self, character_ids: Sequence[Sequence[int]] | np.ndarray) -> list[str]:
         """Convert (words, characters) ids to words, without padding."""

@@ -129,6 +129,13 @@ class TestLanguages:
         ids = multilingual(["<de>", "die"], is_split_into_words=True).input_ids
         assert ids == multilingual("<de> die").input_ids
 
+    def test_added_tokens_are_words(self, multilingual: CtxElmoTokenizer, tmp_path: Path) -> None:
+        multilingual.add_tokens(["cats"])
+        ids = multilingual("<de> die cats").input_ids
+        assert ids[3][0] == WORD_PADDING + 2
+        multilingual.save_pretrained(tmp_path)
+        assert CtxElmoTokenizer.from_pretrained(tmp_path)("<de> die cats").input_ids == ids
+
     @pytest.mark.parametrize("names", [["en", "en"], [""], ["a b"]])
     def test_invalid_language_names(self, names: list[str]) -> None:
         with pytest.raises(CtxError, match="not distinct names"):
