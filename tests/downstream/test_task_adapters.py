@@ -132,6 +132,19 @@ def test_tasks_have_separate_adapters(tmp_path: Path) -> None:
         assert_close(single(**labeled_batch(case)).loss, losses[task])
 
 
+def test_order_of_shared_adapters_is_saved(tmp_path: Path) -> None:
+    """The keys of a saved configuration are sorted."""
+    model = make_model(task_adapters={"words": ["lower", "upper"], "pairs": ["upper", "lower"]})
+    for name in ("upper", "lower"):
+        add_adapter(model, name)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModel.from_pretrained(tmp_path)
+    load_saved_adapters(loaded, tmp_path)
+    for multitask_model in (model, loaded):
+        multitask_model.activate_task(None)
+        assert get_active_adapters(multitask_model) == ("upper", "lower")
+
+
 def test_invalid_options_raise() -> None:
     for options, message in (
         ({"projected_attention": {"size": 7, "heads": 2}}, "not a multiple"),

@@ -126,7 +126,8 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
 
         if not has_adapters(self):
             return
-        shared = [name for name in next(iter(stacks.values())) if all(name in stack for stack in stacks.values())]
+        first_stack = stacks[min(stacks)]  # a saved configuration has sorted keys
+        shared = [name for name in first_stack if all(name in stack for stack in stacks.values())]
         adapters, stack = get_adapter_set(self), tuple(shared if task is None else stacks.get(task, ()))
         if adapters.active != stack:
             adapters.check_names(stack)
