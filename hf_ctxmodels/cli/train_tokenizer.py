@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.command_line import parse_arguments, recipe_flags
 from hf_ctxmodels.core.console import format_next_commands, print_status, progress_bar
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, check_range, field_default, flag
 from hf_ctxmodels.core.generation import split_language_tag
 from hf_ctxmodels.core.output_files import TOKENIZER_FILES, check_output_directory
@@ -76,7 +76,8 @@ def parse_training_options(tokenizer_class: type, assignments: list[str]) -> dic
                 location=f"--options {assignment}",
                 hint=f"use one or more of: {', '.join(f'{key}={default}' for key, default in defaults.items())}.",
             )
-        options[name] = yaml.safe_load(value)
+        with wrap_errors("Not a YAML value", location=f"--options {assignment}", hint="quote the value."):
+            options[name] = yaml.safe_load(value)
         expected_type = list if isinstance(defaults[name], tuple) else type(defaults[name])  # YAML has no tuples
         if expected_type is float and type(options[name]) is int:
             options[name] = float(options[name])

@@ -79,10 +79,11 @@ def test_all_families(text_file, tmp_path, documents, family):
     [
         (["--options", "x=1"], ["--options x=1", "do_lower_case=True"]),
         (["--options", "min_frequency=lots"], ["min_frequency takes a value like 2, not 'lots'"]),
+        (["--options", "min_frequency={{"], ["Not a YAML value", "--options min_frequency={{"]),
         (["--dataset", "gone.txt"], ["No such file", "gone.txt"]),
         (["--validation_fraction", "0.9"], ["validation_fraction=0.9"]),
     ],
-    ids=["wrong option", "wrong value", "missing file", "impossible split"],
+    ids=["wrong option", "wrong value", "no YAML", "missing file", "impossible split"],
 )
 def test_invalid_arguments(tmp_path, capsys, flags, messages):
     command = ["--family", "bert", "--dataset", "demo", "--vocab_size", "150", "--output_dir", str(tmp_path), *flags]
