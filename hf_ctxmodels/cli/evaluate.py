@@ -20,7 +20,7 @@ from hf_ctxmodels.core.devices import DeviceArguments, select_device
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
-from hf_ctxmodels.data.document_sources import load_documents
+from hf_ctxmodels.data.document_sources import document_files, load_documents
 from hf_ctxmodels.data.files import split_columns
 from hf_ctxmodels.data.text_files import Separator, read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
@@ -442,7 +442,8 @@ def forgetting() -> None:
     """
     arguments, placement = parse_arguments(ForgettingArguments, DeviceArguments, description=getdoc(forgetting))
     if arguments.output_file is not None:
-        check_output_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite)
+        inputs = document_files(arguments.text)
+        check_output_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite, inputs=inputs)
     options = {"max_length": arguments.max_length, "held_out": arguments.validation_fraction}
     evaluation = PretrainingEvaluation.open(arguments.pretrained, *arguments.text, **options)
     placement.place(evaluation.model)

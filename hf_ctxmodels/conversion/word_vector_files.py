@@ -209,10 +209,14 @@ class WordVectorConversion(Conversion):
     output: str = flag(REQUIRED, "Directory for the model; with --output_format, a file.")
     input_format: str | None = flag(None, "Convert a file of this format to a model.", choices=[*READERS, GENSIM])
     output_format: str | None = flag(None, "Convert a model to a file of this format.", choices=[*WRITERS, GENSIM])
-    family: str | None = flag(None, "Family of the model, with --input_format.")
-    lower_case: bool = flag(False, "Lower-case text before words are looked up, with --input_format.")
+    family: str | None = flag(None, "Family of the model, with --input_format.", conflicts=("output_format",))
+    lower_case: bool = flag(
+        False, "Lower-case text before words are looked up, with --input_format.", conflicts=("output_format",)
+    )
     allow_pickle: bool = flag(
-        False, "Load a gensim file; pickles can execute code, so it must come from a trusted source."
+        False,
+        "Load a gensim file; pickles can execute code, so it must come from a trusted source.",
+        conflicts=("output_format",),
     )
 
     def run(self) -> None:

@@ -234,6 +234,14 @@ def test_preview_prints_examples_without_training(folder: Path, tmp_path: Path) 
     assert not (tmp_path / "out" / "model.safetensors").exists()
 
 
+def test_predictions_never_replace_a_data_file(folder: Path, tmp_path: Path, capsys) -> None:
+    data_file = folder / "film.dev.jsonl"
+    content = data_file.read_text()
+    assert run_finetune(folder, tmp_path / "out", "--overwrite", predictions_file=data_file, max_steps=1) == 2
+    assert "one of the input files" in capsys.readouterr().err
+    assert data_file.read_text() == content
+
+
 def test_deca_score_is_printed(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "tasks.yaml"
     file.write_text((folder / "tasks.yaml").read_text().replace("  film:", "  deca_film:"))

@@ -78,10 +78,18 @@ def test_input_files_are_never_overwritten(script, flags, tmp_path, capsys) -> N
 
 
 @pytest.mark.parametrize("dataset", ["{folder}/*.txt", "{folder}", "file://{folder}/text.txt"])
-@pytest.mark.parametrize("script", ["data clean", "data phrases", "data units"])
-def test_files_of_patterns_and_directories_are_never_overwritten(script, dataset, tmp_path, capsys) -> None:
+@pytest.mark.parametrize(
+    ("script", "flags"),
+    [
+        ("data clean", "--dataset {} --output"),
+        ("data phrases", "--dataset {} --output"),
+        ("data units", "--dataset {} --output"),
+        ("evaluate forgetting", "--pretrained p --finetuned f --text {} --output_file"),
+    ],
+)
+def test_files_of_patterns_and_directories_are_never_overwritten(script, flags, dataset, tmp_path, capsys) -> None:
     (tmp_path / "text.txt").write_text(CONTENT)
-    flags = f"--dataset {dataset.format(folder=tmp_path)} --output {tmp_path}/text.txt --overwrite"
+    flags = f"{flags.format(dataset.format(folder=tmp_path))} {tmp_path}/text.txt --overwrite"
     assert run(script, flags) == 2
     assert "one of the input files" in capsys.readouterr().err
     assert (tmp_path / "text.txt").read_text() == CONTENT

@@ -96,8 +96,6 @@ def finetune_text2text(
     """
     check_run_directory(loop, start.tokenizer_source)
     predictions_file = arguments.predictions_file
-    if predictions_file is not None:
-        check_output_file(predictions_file, flag="--predictions_file", overwrite=loop.overwrite or bool(loop.resume))
     accelerator = make_accelerator(loop)
     is_main = accelerator.is_main_process
     config, tokenizer = load_config_and_tokenizer(start, Seq2Seq(replace(task_arguments, metrics="exact_match")))
@@ -105,6 +103,14 @@ def finetune_text2text(
     prepare_for_tasks(tokenizer, task_arguments.max_length)
     mixture = TaskMixture(arguments.tasks, arguments, task_arguments, config, tokenizer)
     tasks, trained, evaluated = mixture.tasks, mixture.trained, mixture.evaluated
+    if predictions_file is not None:
+        data_files = [file for task in tasks for files in task.text_task.files.values() for file in files]
+        check_output_file(
+            predictions_file,
+            flag="--predictions_file",
+            overwrite=loop.overwrite or bool(loop.resume),
+            inputs=(*arguments.tasks, *data_files),
+        )
     if arguments.preview:
         if is_main:
             print(mixture.preview(tokenizer))
