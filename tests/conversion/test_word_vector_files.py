@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import command_output
+from commands import command_output, run_command
 from transformers import AutoModel, AutoTokenizer
 
 from hf_ctxmodels import CtxError
@@ -140,3 +140,9 @@ def test_tokenizer_with_different_words_raises(family: str) -> None:
         WordVectors.from_model(model, other_tokenizer)
     with pytest.raises(CtxError, match="has no static embeddings"):
         VECTORS.to_model("bert")
+
+
+@pytest.mark.parametrize("flags", [{"family": "glove"}, {"lower_case": "true"}, {"allow_pickle": "true"}])
+def test_flags_of_the_other_direction_are_an_error(flags, tmp_path, capsys) -> None:
+    assert run_command(*COMMAND.split(), input="m", output=tmp_path / "v.txt", output_format="glove", **flags) == 2
+    assert f"--{next(iter(flags))} cannot be combined with --output_format" in capsys.readouterr().err
