@@ -13,6 +13,7 @@ from hf_ctxmodels.core.loading import parse_json
 from hf_ctxmodels.data.files import file_suffix
 from hf_ctxmodels.data.table_files import read_table
 from hf_ctxmodels.data.text_files import read_text
+from hf_ctxmodels.downstream.networks.tokenization import CtxTaskNetworkTokenizer
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import Encoded, Feature, Logits, Task, get_texts
 from hf_ctxmodels.registry import FAMILIES
@@ -254,7 +255,14 @@ class QuestionAnswering(Task[Question]):
         example_indices, offsets = encoding.pop("overflow_to_sample_mapping"), encoding.pop("offset_mapping")
         features, origins = [], []
         for index, example_index in enumerate(example_indices):
-            is_context = np.array([sequence_id == 1 for sequence_id in encoding.sequence_ids(index)])
+            sequence_ids = encoding.sequence_ids(index)
+            if isinstance(tokenizer, CtxTaskNetworkTokenizer) and not {0, 1} <= set(sequence_ids):
+                raise CtxError(
+                    "The question or its context has no words, which a task network requires.",
+                    location=examples[example_index].location,
+                    hint="remove the question.",
+                )
+            is_context = np.array([sequence_id == 1 for sequence_id in sequence_ids])
             spans = np.where(is_context[:, None], np.array(offsets[index]), -1)
             ids = encoding["input_ids"][index]
             null = ids.index(tokenizer.cls_token_id) if tokenizer.cls_token_id in ids else 0

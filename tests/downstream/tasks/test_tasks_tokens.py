@@ -12,6 +12,7 @@ from task_files import make_task, write_file
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import iob1_to_bio, read_conll, read_conllu
+from hf_ctxmodels.downstream.networks.tokenization import CtxTaskNetworkTokenizer
 from hf_ctxmodels.downstream.tasks.question_answering import AnswerSpan, best_span
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 
@@ -174,6 +175,15 @@ def test_long_questions_are_truncated(tmp_path, tokenizer):
     with pytest.raises(CtxError, match=r"have 0 for the context") as error:
         make_task("question-answering", max_length=60, doc_stride=5).encode(examples, tokenizer)
     assert error.value.hint == "raise --max_length."
+
+
+@pytest.mark.parametrize(("question", "context"), [(" ", "Nobody saw."), ("Who?", " ")])
+def test_question_without_words_of_a_task_network_names_its_location(tmp_path, question, context):
+    task = make_task("question-answering", max_length=40)
+    examples = task.read(squad_file(tmp_path / "a.json", ("Who?", "A.", []), (question, context, [])), "train")
+    with pytest.raises(CtxError, match=r"has no words") as error:
+        task.encode(examples, CtxTaskNetworkTokenizer.from_words([]))
+    assert error.value.location == f"{tmp_path}/a.json, question 'q1'"
 
 
 def test_no_answer_is_decoded_from_null_logits(tmp_path, tokenizer):
