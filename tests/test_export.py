@@ -38,7 +38,7 @@ from hf_ctxmodels.compression.low_bits.quantizer import (
     replace_with_fake_quantized,
 )
 from hf_ctxmodels.core.output_files import TOKENIZER_FILES
-from hf_ctxmodels.downstream.adapters import add_adapter, set_active_adapters
+from hf_ctxmodels.downstream.adapters import add_adapter, add_fusion, set_active_adapters
 from hf_ctxmodels.inference import exporting
 from hf_ctxmodels.registry import FAMILIES
 
@@ -77,6 +77,17 @@ def test_exported_program_runs_on_other_shapes(family: str, head: str, part: str
     batches = SCRIPT["make_batches"](model, head, part)
     assert SCRIPT["check_program"](SCRIPT["PARTS"][part](model), *batches, tmp_path) < TOLERANCE
     assert not {"cummax", "cummin"} & operators(tmp_path / "model.pt2"), "ONNX has no such operator"
+
+
+def test_model_with_a_fusion_of_adapters_is_exported(tmp_path: Path) -> None:
+    """torch separates the module names of a program by commas, which the name of a fusion contains."""
+    model = SCRIPT["tiny_model"](FAMILIES["bert"], SEQUENCES)
+    for name in ("polarity", "rating"):
+        add_adapter(model, name, "pfeiffer")
+    add_fusion(model, ["polarity", "rating"])
+    set_active_adapters(model, [["polarity", "rating"]])
+    batches = SCRIPT["make_batches"](model, SEQUENCES, "model")
+    assert SCRIPT["check_program"](model, *batches, tmp_path) < TOLERANCE
 
 
 def operators(program: Path) -> set[str]:

@@ -202,7 +202,13 @@ def write_program(model: nn.Module, batch: Batch, file: Path) -> Run:
     """Export with `torch.export`, with dynamic batch size and length; returns a function that runs the file."""
     shapes = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in batch}
     content = io.BytesIO()  # on a full disk, torch's writer would abort the process
-    torch.export.save(torch.export.export(model, (), kwargs=batch, dynamic_shapes=shapes), content)
+    exported = torch.export.export(model, (), kwargs=batch, dynamic_shapes=shapes)
+    for node in exported.graph.nodes:  # the file separates modules by commas, which names of adapter fusions contain
+        stack = node.meta.get("nn_module_stack", {})
+        node.meta["nn_module_stack"] = {
+            key.replace(",", "+"): (path.replace(",", "+"), module_type) for key, (path, module_type) in stack.items()
+        }
+    torch.export.save(exported, content)
     file.write_bytes(content.getbuffer())
     program = torch.export.load(file).module()
     return lambda inputs: _tensors(program(**inputs)).values()
