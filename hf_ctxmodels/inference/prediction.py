@@ -83,9 +83,7 @@ class Predictor:
             auto_class, config = config.tasks[task_name]["auto_class"], config.task_config(task_name)
         else:
             auto_class = "AutoModelFor" + (config.architectures or [""])[0].partition("For")[2]
-        summary = TrainingSummary.load(source) if (Path(source) / SUMMARY_FILE).is_file() else None
-        if summary is not None and summary.task == "pretraining":
-            summary = None
+        summary = _finetuning_summary(Path(source))
         summary_task = None
         if summary is not None:  # of a multi-task model: "rte (sequence-classification), ..."
             summary_task = dict(re.findall(r"(\S+) \(([\w-]+)\)", summary.task)).get(task_name, summary.task)
@@ -155,6 +153,16 @@ class Predictor:
             reason = error.message if error.location is None else f"{error.message} ({error.location})"
         print_status(f"no score: {reason}", progress and not scores)
         return FilePredictions(task.results(examples, encoded, outputs), scores)
+
+
+def _finetuning_summary(source: Path) -> TrainingSummary | None:
+    """The summary of the fine-tuning of a model, or of the finished run that a checkpoint belongs to; None without."""
+    folders = [source, source.parent] if source.name.startswith("checkpoint-") else [source]
+    for folder in folders:
+        if (folder / SUMMARY_FILE).is_file():
+            summary = TrainingSummary.load(folder)
+            return None if summary.task == "pretraining" else summary
+    return None
 
 
 def _task_of_head(config: PreTrainedConfig, auto_class: str, source: str, preferred: str | None) -> str:

@@ -344,6 +344,20 @@ def test_compressed_model_keeps_task_and_length(export: tuple[str, dict[str, Any
     assert summary.parameters != 1
 
 
+def test_checkpoint_of_a_finished_run_keeps_task_and_length(tmp_path: Path) -> None:
+    """A tagger and a model of semantic roles have the same head."""
+    names = dict(enumerate(["O", "B-V", "B-ARG0"]))
+    labels = {"id2label": names, "label2id": {name: index for index, name in names.items()}}
+    checkpoint = save_model(tmp_path / "run" / "checkpoint-2", "bert", "AutoModelForTokenClassification", **labels)
+    assert Predictor.open(str(checkpoint)).task.name == "token-classification"
+    TrainingSummary(
+        task="semantic-role-labeling", model_class="CtxBertForTokenClassification", model_type="ctx-bert",
+        dataset="a.conll", seed=1, parameters=1, steps=2, global_batch_size=1, max_length=7,
+    ).save(tmp_path / "run")  # fmt: skip
+    predictor = Predictor.open(str(checkpoint))
+    assert (predictor.task.name, predictor.task.arguments.max_length) == ("semantic-role-labeling", 7)
+
+
 def test_question_answering_scores(tmp_path: Path) -> None:
     folder = save_model(tmp_path / "model", "bert", "AutoModelForQuestionAnswering")
 
