@@ -79,6 +79,16 @@ class WordArguments:
         (), "Text, in any format of `pretrain --dataset`, in which the probabilities of --ratios are counted."
     )
 
+    def __post_init__(self) -> None:
+        check_range(self, "most_frequent", at_least=1)
+        require_test(self, "similarity", "analogies", "near", "contexts", "analogy", "ratios", "ratio_text")
+
+
+def require_test(arguments: object, *names: str) -> None:
+    """Raise CtxError if none of the flags is given."""
+    if not any(getattr(arguments, name) for name in names):
+        raise CtxError("No test is given.", hint=f"add one or more of --{', --'.join(names)}.")
+
 
 def words() -> None:
     r"""Evaluate the word vectors of a model, or print nearest neighbors, analogies and co-occurrence ratios.
@@ -181,6 +191,7 @@ class SentenceArguments:
     def __post_init__(self) -> None:
         check_range(self, "batch_size", at_least=1)
         check_range(self, "seed", at_least=0, at_most=MAX_SEED)
+        require_test(self, "similarity", "relatedness", "classification", "retrieval")
 
 
 def sentences() -> None:

@@ -120,6 +120,9 @@ def test_retrieval_uses_language_of_each_file(tmp_path: Path) -> None:
     [
         ("words", {"analogy": ["man", "king"]}, "three words"),
         ("words", {"similarity": "nothing.txt"}, "No such file"),
+        ("words", {"near": "king", "most_frequent": 0}, "most_frequent=0 is out of range"),
+        ("words", {}, "No test is given"),
+        ("sentences", {}, "No test is given"),
         ("sentences", {"similarity": "pairs.csv"}, "pairs.csv"),
         ("sentences", {"relatedness": "one.csv=1,2,3"}, "one.csv=1,2,3"),
         ("sentences", {"classification": "one.tsv=text,label"}, "one.tsv=text,label"),
