@@ -96,7 +96,8 @@ def test_row_quantization() -> None:
 @as_subtests(REPRESENTATIVES)
 @torch.no_grad()
 def test_save_and_reload(case: Case, tmp_path: Path) -> None:
-    """Outputs and loss are close to the float model and equal after reloading; `AutoModel` loads the encoder."""
+    """Outputs and loss are close to the float model and equal after reloading; `AutoModel` loads the encoder, and saves
+    it, so that it can be loaded with a new head."""
     model, batch, folder = case.model(), make_batch(case), tmp_path / str(case)
     targets = batch | make_targets(case, batch)
     expected, loss = tensors_of(model(**batch)), float(model(**targets).loss)
@@ -116,6 +117,10 @@ def test_save_and_reload(case: Case, tmp_path: Path) -> None:
     assert size < full_size, f"{size} of {full_size} bytes"  # names and scales are much of a tiny file
     encoder = AutoModel.from_pretrained(folder)
     assert any(isinstance(module, Int8Linear | Int8Embedding) for module in encoder.modules())
+    encoder.save_pretrained(folder / "encoder")
+    weights = encoder.state_dict()
+    for name, weight in type(model).from_pretrained(folder / "encoder").base_model.state_dict().items():
+        assert torch.equal(weight, weights[name]), name
 
 
 def test_compression_ratio() -> None:
@@ -242,6 +247,7 @@ def test_export_int8_command(tmp_path: Path) -> None:
     FAMILIES["bert"].tokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(tmp_path)
     fields = {**FAMILIES["bert"].sizes["tiny"], "vocab_size": len(words), "initializer_range": 0.2}
     config = CtxBertConfig(**fields)
+    torch.manual_seed(0)
     CtxBertForSequenceClassification(config).save_pretrained(tmp_path)
     texts = tmp_path / "texts.txt"
     texts.write_text("a b c d\n" * 3, encoding="utf-8")

@@ -157,7 +157,10 @@ def test_quantized_training_and_checkpoint(tmp_path: Path) -> None:
         reloaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
         for quantized in (packed, reloaded):
             torch.testing.assert_close(quantized(**batch).logits, expected, rtol=1e-5, atol=1e-5)
-    assert isinstance(AutoModel.from_pretrained(tmp_path).layers[0].attention.qkv_proj, PackedLinear)
+    encoder = AutoModel.from_pretrained(tmp_path)
+    assert isinstance(encoder.layers[0].attention.qkv_proj, PackedLinear)
+    encoder.save_pretrained(tmp_path / "encoder")
+    AutoModelForSequenceClassification.from_pretrained(tmp_path / "encoder")
     for train in (
         lambda: reloaded.train()(**batch),
         lambda: prepare_for_training(reloaded),

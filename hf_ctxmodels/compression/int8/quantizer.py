@@ -176,8 +176,8 @@ class CtxInt8Quantizer(CodesQuantizer):
         if self.pre_quantized:
             config = self.quantization_config
             replaceable = {*find_replaceable_modules(model, embeddings=True)}
-            names = [name for name in names_in_class(model, config.modules or ()) if name in replaceable]
-            replace_modules(model, names, config.activations, empty=True)
+            config.modules = [name for name in names_in_class(model, config.modules or ()) if name in replaceable]
+            replace_modules(model, config.modules, config.activations, empty=True)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         if not self.pre_quantized:

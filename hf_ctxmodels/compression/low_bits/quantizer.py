@@ -51,12 +51,14 @@ class CtxLowBitsQuantizer(CodesQuantizer):
         model._keep_in_fp32_modules_strict = {*(model._keep_in_fp32_modules_strict or ()), "least", "step"}
         config = self.quantization_config
         modules = dict(model.named_modules())
-        for saved_name in config.bits:
+        saved_bits, config.bits = config.bits, {}
+        for saved_name, bits in saved_bits.items():
             for name in names_in_class(model, [saved_name]):
                 module = modules.get(name)
                 if isinstance(module, nn.Linear | nn.Embedding):
+                    config.bits[name] = bits
                     mark_initialized(model, name)
-                    replace_children(model, {id(module): _new_packed(module, config.bits[saved_name], config.groups)})
+                    replace_children(model, {id(module): _new_packed(module, bits, config.groups)})
 
 
 def check_bits(bits: Mapping[str, int], groups: int) -> None:
