@@ -118,7 +118,7 @@ class LayerStack(nn.Module):
         return {}
 
     def layers_for(self, packed_ids: Mapping[str, Tensor]) -> Iterable[Callable[..., BlockOutput]]:
-        """The layers of a forward pass; `packed_ids` are the (...) arguments of `embed` but the first, by name."""
+        """The layers of a forward pass; `packed_ids` are the (...) arguments of `embed` except the embeddings."""
         return self.layers
 
     def embed(self, embeddings: Tensor, position_ids: Tensor) -> Tensor:

@@ -81,13 +81,13 @@ class WordArguments:
 
     def __post_init__(self) -> None:
         check_range(self, "most_frequent", at_least=1)
-        require_test(self, "similarity", "analogies", "near", "contexts", "analogy", "ratios", "ratio_text")
+        require_test(self, "similarity", "analogies", "near", "analogy", "ratios")
 
 
 def require_test(arguments: object, *names: str) -> None:
-    """Raise CtxError if none of the flags is given."""
+    """Raise CtxError if none of the flags is set."""
     if not any(getattr(arguments, name) for name in names):
-        raise CtxError("No test is given.", hint=f"add one or more of --{', --'.join(names)}.")
+        raise CtxError("There is nothing to evaluate.", hint=f"add one or more of --{', --'.join(names)}.")
 
 
 def words() -> None:

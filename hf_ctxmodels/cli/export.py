@@ -47,9 +47,10 @@ from hf_ctxmodels.inference.exporting import (
     export_model,
     inputs_for_texts,
 )
+from hf_ctxmodels.inference.prediction import finetuning_summary
 from hf_ctxmodels.training.checkpoint_files import MANIFEST_FILE
 from hf_ctxmodels.training.model_loading import load_tokenizer
-from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
+from hf_ctxmodels.training.summary import SUMMARY_FILE
 
 MIN_TEXTS = 16
 
@@ -316,7 +317,7 @@ def _save_with_tokenizer(save_model: Callable[[str], None], source: str, output_
     replaced."""
     with wrap_write_errors(output_dir):
         shutil.rmtree(Path(output_dir) / ADAPTERS_FOLDER, ignore_errors=True)
-        for name in (MANIFEST_FILE, SUMMARY_FILE):  # of the previous weights
+        for name in (MANIFEST_FILE, SUMMARY_FILE):  # they describe the previous weights
             (Path(output_dir) / name).unlink(missing_ok=True)
         save_model(output_dir)
         try:
@@ -326,8 +327,8 @@ def _save_with_tokenizer(save_model: Callable[[str], None], source: str, output_
 
 
 def _save_summary(model: PreTrainedModel, source: str, output_dir: str) -> None:
-    """Save the summary of the training of `source`, if it has one, which has the task and the length for `predict`,
-    without the results, which are those of the original weights."""
-    if (Path(source) / SUMMARY_FILE).is_file():
-        summary = TrainingSummary.load(source)
+    """Save the summary of the fine-tuning of `source`, with the task and the length that `predict` reads, but without
+    the results, which are those of the original weights."""
+    summary = finetuning_summary(source)
+    if summary is not None:
         replace(summary, parameters=model.num_parameters(), metrics={}, warnings=[]).save(output_dir)

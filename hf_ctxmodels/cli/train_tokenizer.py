@@ -76,7 +76,9 @@ def parse_training_options(tokenizer_class: type, assignments: list[str]) -> dic
                 location=f"--options {assignment}",
                 hint=f"use one or more of: {', '.join(f'{key}={default}' for key, default in defaults.items())}.",
             )
-        with wrap_errors("Not a YAML value", location=f"--options {assignment}", hint="quote the value."):
+        with wrap_errors(
+            "Not a YAML value", location=f"--options {assignment}", hint=f"use a value like {defaults[name]!r}."
+        ):
             options[name] = yaml.safe_load(value)
         expected_type = list if isinstance(defaults[name], tuple) else type(defaults[name])  # YAML has no tuples
         if expected_type is float and type(options[name]) is int:

@@ -98,7 +98,7 @@ def run_script(main: Callable[[], object]) -> NoReturn:
         user_error = error if isinstance(error, CtxError) else _system_error(error)
         if isinstance(error, BrokenPipeError) and _is_output_closed():
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the output is flushed again at exit
-            code = 141  # as of a program that SIGPIPE ends
+            code = 141  # 128 + SIGPIPE, as in a shell
         elif user_error is None:
             raise
         else:

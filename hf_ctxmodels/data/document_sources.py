@@ -239,9 +239,8 @@ def _open(
 
 
 def document_files(sources: Iterable[str]) -> list[str]:
-    """The existing local files that `load_documents` reads: files, and the files of patterns and directories."""
-    files = [file for source in sources for file in local_files(split_columns(source)[0])]
-    return [file for file in files if document_suffix(file) in FILE_SUFFIXES]
+    """The existing local files of sources of `load_documents`: files, and all files of patterns and directories."""
+    return [file for source in sources for file in local_files(split_columns(source)[0])]
 
 
 def _hub_readers(

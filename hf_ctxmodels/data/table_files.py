@@ -104,7 +104,10 @@ def require_labels(rows: Sequence[Row], column: str) -> None:
 
 
 def has_labels(file: str | Path, column: str) -> bool:
-    """Whether a table has labels: not if the column is missing, or all its values are empty or -1."""
+    """Whether a file has labels: not if it is a `.txt` file, or the column is missing, or all its values are empty or
+    -1."""
+    if file_suffix(file) == ".txt":
+        return False
     try:
         labels = [row.values[column] for row in read_table(file, [column])]
     except MissingColumnError:
@@ -132,7 +135,7 @@ def _read_delimited(file: str | Path, columns: Sequence[str], delimiter: str) ->
             raise CtxError(
                 f"The quotes of a field are not valid CSV: {error}.",
                 location=f"{file}:{first_line}",
-                hint="close the quotes of the field, and double quotes within them.",
+                hint='add the closing quote, and write a quote within a quoted field as "".',
             ) from error
         if cells is None:
             return

@@ -83,7 +83,7 @@ class Predictor:
             auto_class, config = config.tasks[task_name]["auto_class"], config.task_config(task_name)
         else:
             auto_class = "AutoModelFor" + (config.architectures or [""])[0].partition("For")[2]
-        summary = _finetuning_summary(Path(source))
+        summary = finetuning_summary(source)
         summary_task = None
         if summary is not None:  # of a multi-task model: "rte (sequence-classification), ..."
             summary_task = dict(re.findall(r"(\S+) \(([\w-]+)\)", summary.task)).get(task_name, summary.task)
@@ -155,9 +155,10 @@ class Predictor:
         return FilePredictions(task.results(examples, encoded, outputs), scores)
 
 
-def _finetuning_summary(source: Path) -> TrainingSummary | None:
+def finetuning_summary(source: str | Path) -> TrainingSummary | None:
     """The summary of the fine-tuning of a model, or of the finished run that a checkpoint belongs to; None without."""
-    folders = [source, source.parent] if source.name.startswith("checkpoint-") else [source]
+    folder = Path(source).resolve()
+    folders = [folder, folder.parent] if folder.name.startswith("checkpoint-") else [folder]
     for folder in folders:
         if (folder / SUMMARY_FILE).is_file():
             summary = TrainingSummary.load(folder)

@@ -90,7 +90,7 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
             self.eos_token_id: _word_characters([SENTENCE_END], max_characters),
         }
         self._special_characters.pop(None, None)  # of an undefined special token
-        # number of a tag's language; 0 for other words, the last number for those that are added later
+        # language of each token that is a tag, 0 for other tokens; the last entry is for tokens that are added later
         self._language_of = np.zeros(len(self) + 1, dtype=np.int64)
         for number, tag in enumerate(tags, start=1):
             tag_id = self.convert_tokens_to_ids(tag)

@@ -54,6 +54,8 @@ def test_text_classification(family: str, tmp_path: Path) -> None:
     (tmp_path / "texts.csv").write_text("number,review\n" + "".join(f"1,{text}\n" for text in TEXTS))
     results = predict(folder, tmp_path / "texts.txt")
     assert [result["text"] for result in results] == TEXTS
+    # a file without columns has no labels
+    assert predict(folder, tmp_path / "texts.txt", label_column="stars") == results
     for text, result in zip(TEXTS, results, strict=True):
         expected = head_outputs(folder, auto_class, text)[0].logits[0].softmax(0).tolist()
         assert is_close(result["probabilities"], dict(zip(LABELS["label2id"], expected)))
@@ -326,14 +328,14 @@ def test_semantic_role_labeling_scores(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("export", [("export int8", {}), ("export low-rank", {"rank": 4})], ids=str)
 def test_compressed_model_keeps_task_and_length(export: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
-    """A tagger and a model of semantic roles have the same head."""
+    """A tagger and a model of semantic roles have the same head; the summary of a run is that of its checkpoints."""
     names = dict(enumerate(["O", "B-V", "B-ARG0"]))
     labels = {"id2label": names, "label2id": {name: index for index, name in names.items()}}
-    folder = save_model(tmp_path / "model", "bert", "AutoModelForTokenClassification", **labels)
+    folder = save_model(tmp_path / "model" / "checkpoint-1", "bert", "AutoModelForTokenClassification", **labels)
     TrainingSummary(
         task="semantic-role-labeling", model_class="CtxBertForTokenClassification", model_type="ctx-bert",
         dataset="a.conll", seed=1, parameters=1, steps=1, global_batch_size=1, max_length=7, metrics={"eval_f1": 0.5},
-    ).save(folder)  # fmt: skip
+    ).save(folder.parent)  # fmt: skip
     output = tmp_path / "compressed"
     command, flags = export
     command_output(command, model=folder, output_dir=output, **flags)

@@ -160,7 +160,10 @@ def test_quantized_training_and_checkpoint(tmp_path: Path) -> None:
     encoder = AutoModel.from_pretrained(tmp_path)
     assert isinstance(encoder.layers[0].attention.qkv_proj, PackedLinear)
     encoder.save_pretrained(tmp_path / "encoder")
-    AutoModelForSequenceClassification.from_pretrained(tmp_path / "encoder")
+    weights = encoder.state_dict()
+    classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path / "encoder")
+    for name, weight in classifier.base_model.state_dict().items():
+        assert torch.equal(weight, weights[name]), name
     for train in (
         lambda: reloaded.train()(**batch),
         lambda: prepare_for_training(reloaded),

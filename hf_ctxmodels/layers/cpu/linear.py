@@ -23,7 +23,7 @@ from hf_ctxmodels.core.compiled_ops import define_operator, is_compiled
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 HAS_BFLOAT16_PRODUCT = HAS_ONEDNN and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 MAX_PREPACKED_BYTES = 1 << 30
-CHUNK_ROWS = 1024  # of the input of a feed-forward network that are processed at a time, see `apply_in_chunks`
+CHUNK_ROWS = 1024  # rows of a chunk in `apply_in_chunks`
 
 _MIN_MULTIPLICATIONS = 1 << 21  # with fewer, the overhead of oneDNN exceeds the gain
 _PREPACKED_ROWS = 32  # the number of rows that oneDNN optimizes for; for one row it would keep the ordinary layout

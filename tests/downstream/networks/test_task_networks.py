@@ -100,11 +100,11 @@ def test_models_in_any_order_are_saved(sources: dict[str, str], tmp_path: Path) 
     model, tokenizer = make_network(sources, "AutoModel", ("t5", "glove", "bert"))
     for component in (model, tokenizer):
         component.save_pretrained(tmp_path)
-    batch = tokenizer(TEXTS[0], return_tensors="pt")
-    reopened = AutoModel.from_pretrained(tmp_path)
+    reopened, reopened_tokenizer = AutoModel.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     assert reopened.stack.names == model.stack.names
-    expected = model.eval()(**batch).last_hidden_state
-    torch.testing.assert_close(reopened(**batch).last_hidden_state, expected)
+    expected = model.eval()(**tokenizer(TEXTS[0], return_tensors="pt")).last_hidden_state
+    states = reopened(**reopened_tokenizer(TEXTS[0], return_tensors="pt")).last_hidden_state
+    torch.testing.assert_close(states, expected)
 
 
 @torch.no_grad()

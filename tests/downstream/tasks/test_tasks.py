@@ -58,7 +58,11 @@ def test_rows_have_line_numbers(tmp_path):
         ("a.csv", "sentence,gold\nx,1\n", r"No column 'text'. The columns are: 'sentence', 'gold'"),
         ("a.jsonl", '{"sentence": "x"}', r"No column 'text'. The columns are: 'sentence'"),
         ("a.csv", "text,label\nx,y,1\n", r"(?s)3 columns, expected 2.*a.csv:2.*double quotes"),
-        ("a.csv", 'label,text\n1,one\n0,"two\n1,three\n', r"(?s)unexpected end of data.*a.csv:3.*close the quotes"),
+        (
+            "a.csv",
+            'label,text\n1,one\n0,"two\n1,three\n',
+            r"(?s)unexpected end of data.*a.csv:3.*add the closing quote",
+        ),
         ("a.csv", 'label,text\n0,"two\n1,"three"\n', r"(?s)',' expected after.*a.csv:2"),
         ("a.jsonl", '{"text": "x", "label": 1}\n{"text"\n', r"(?s)JSON.*a.jsonl:2"),
         ("a.jsonl", "[1]\n", "Expected an? .*object, got list"),
