@@ -36,7 +36,6 @@ from hf_ctxmodels.training.sharded_checkpoints import is_sharded
 
 _COPY_AGAIN = "copy or download the file again, or use the weights of a checkpoint-<step> directory next to it."
 _CORRECT_FIELD = "correct the field, or start from a named size."
-_WITHOUT_HEAD = ("AutoModel", "AutoModelForTextEncoding")  # names of their weights have no prefix
 # Each of these files contains a vocabulary.
 _VOCABULARY_FILES = tuple(name for name in TOKENIZER_FILES if name not in ("tokenizer_config.json", "merges.txt"))
 
@@ -379,7 +378,7 @@ def load_model(
         except SafetensorError as error:
             file = str(Path(source) / "model.safetensors")
             raise CtxError(f"The weights are damaged: {error}.", location=file, hint=_COPY_AGAIN) from error
-    _check_encoder(model, auto_class, report, source)
+    _check_encoder(model, report, source)
     if isinstance(model, CtxPreTrainedModel):
         model.load_pretrained_components(missing=set(report["missing_keys"]))
     new_weights = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
@@ -418,9 +417,9 @@ def without_load_report() -> Iterator[None]:
         logger.removeFilter(is_error)
 
 
-def _check_encoder(model: PreTrainedModel, auto_class: str, report: dict[str, Any], source: str | Path) -> None:
+def _check_encoder(model: PreTrainedModel, report: dict[str, Any], source: str | Path) -> None:
     """Raise CtxError if weights of the encoder are missing or have another shape; a head may be new."""
-    prefix = "" if auto_class in _WITHOUT_HEAD else f"{model.base_model_prefix}."
+    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     # checkpoints of token-level heads have no pooler, and those of an encoder alone no decoder
     optional = re.compile(r"(.*\.)?pooler\.|decoder\.")
     encoder_names = {name for name in model.state_dict() if name.startswith(prefix) and not optional.match(name)}

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -96,6 +97,10 @@ def finetune_text2text(
     """
     check_run_directory(loop, start.tokenizer_source)
     predictions_file = arguments.predictions_file
+    overwrite = loop.overwrite or bool(loop.resume)
+    check_predictions = partial(check_output_file, flag="--predictions_file", overwrite=overwrite)
+    if predictions_file is not None:
+        check_predictions(predictions_file)
     accelerator = make_accelerator(loop)
     is_main = accelerator.is_main_process
     config, tokenizer = load_config_and_tokenizer(start, Seq2Seq(replace(task_arguments, metrics="exact_match")))
@@ -105,12 +110,7 @@ def finetune_text2text(
     tasks, trained, evaluated = mixture.tasks, mixture.trained, mixture.evaluated
     if predictions_file is not None:
         data_files = [file for task in tasks for files in task.text_task.files.values() for file in files]
-        check_output_file(
-            predictions_file,
-            flag="--predictions_file",
-            overwrite=loop.overwrite or bool(loop.resume),
-            inputs=(*arguments.tasks, *data_files),
-        )
+        check_predictions(predictions_file, inputs=(*arguments.tasks, *data_files))
     if arguments.preview:
         if is_main:
             print(mixture.preview(tokenizer))
