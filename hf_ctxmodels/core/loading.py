@@ -12,8 +12,9 @@ from typing import Any
 
 from httpx2 import TransportError
 from huggingface_hub import HfApi, constants
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import validate_repo_id
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 
@@ -85,11 +86,12 @@ def require_existing_path(
     """Raise CtxError if a source is neither a path nor the id of a repository on the Hub.
 
     A name with one slash, as in "runs/bert", is a path if its parent directory exists, unless it is the Hub id of a
-    repository in the cache. For other names that are not in the cache, one request shows whether the Hub answers,
-    since the libraries repeat a request without connection for half a minute.
+    repository in the cache. Other names are paths if the Hub does not allow them, as "my model"; if they are allowed,
+    and not in the cache, one request shows whether the Hub answers, since the libraries repeat a request without
+    connection for half a minute.
     """
     text, path = str(source), Path(source)
-    is_path = isinstance(source, Path) or text.startswith((".", "~", "/")) or text.endswith("/") or text.count("/") > 1
+    is_path = isinstance(source, Path) or not _is_repo_id(text)
     if path.exists():
         return
     if not is_path and Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=text, repo_type=repo_type)).is_dir():
@@ -107,6 +109,14 @@ def require_existing_path(
             "check the path; if it is a Hub id, check the connection, or download it elsewhere and pass its directory."
         )
     raise CtxError(message, location=text, hint=hint)
+
+
+def _is_repo_id(text: str) -> bool:
+    try:
+        validate_repo_id(text)
+    except HFValidationError:
+        return False
+    return True
 
 
 def _hub_answers(repo_id: str, repo_type: str) -> bool:

@@ -135,6 +135,9 @@ def test_hub_ids_and_missing_paths(workspace, tmp_path, monkeypatch):
     monkeypatch.chdir(workspace)
     require_existing_path("google/bert")
     require_existing_path("gpt2")
+    for name in ("my model", "adapter+adapter", "a/b/c", "../bert", "~/bert", "/bert", "bert/", "./bert"):
+        with pytest.raises(CtxError, match="no such directory"):
+            require_existing_path(name)
     (tmp_path / "models--runs--bert").mkdir()
     with pytest.raises(CtxError, match="if it is a Hub id, download it first: hf download runs/bert"):
         require_existing_path("runs/bert")
