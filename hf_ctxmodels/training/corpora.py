@@ -178,16 +178,19 @@ def objective_identity(objective: Objective) -> dict[str, Any]:
     }
 
 
+def objective_files(objective: Objective) -> dict[str, str]:
+    """Options of an objective that name files -> descriptions of their content."""
+    values = objective.options.items()
+    return {name: describe_content(value) for name, value in values if isinstance(value, str) and os.path.isfile(value)}
+
+
 def corpus_identity(arguments: CorpusArguments, objective: Objective, num_parts: int) -> dict[str, Any]:
     """What the examples of an objective are made from, as JSON values."""
-    values = objective.options.items()
     return {
         **objective_identity(objective),
         "version": version("hf_ctxmodels"),
         "tokenizer_files": _digest_tokenizer_files(objective.tokenizer),
-        "objective_files": {
-            name: describe_content(value) for name, value in values if isinstance(value, str) and os.path.isfile(value)
-        },
+        "objective_files": objective_files(objective),
         "max_length": objective.max_length,
         "seed": objective.seed,
         "parts": num_parts,

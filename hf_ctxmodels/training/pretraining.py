@@ -33,6 +33,7 @@ from hf_ctxmodels.training.corpora import (
     excluded_text,
     make_examples,
     make_objective,
+    objective_files,
     open_examples,
     prepared_objective,
 )
@@ -206,6 +207,7 @@ def prepare_pretraining(
     else:
         assert documents is not None
         identity = {**flags_identity(arguments, _UNCOMPARED_FIELDS, files=FILE_FLAGS), **identity}
+        identity |= {f"objective_files.{name}": content for name, content in objective_files(objective).items()}
         examples, held_out = make_examples(
             documents,
             held_out_documents,

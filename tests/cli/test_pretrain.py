@@ -271,6 +271,16 @@ def test_resume_requires_same_model_and_data(folder, capsys) -> None:
     assert pretrain("--resume", **flags | moved_files) == 0
 
 
+def test_resume_requires_same_file_of_objective(folder, capsys) -> None:
+    (folder / "units.txt").write_text(f"{WORDS[0]} {WORDS[1]}\n")
+    flags = new_run(folder) | {"family": "ernie", "objective": f"unit-mlm+pairs:units={folder / 'units.txt'}"}
+    assert pretrain(**flags) == 0
+    assert pretrain("--resume", **flags) == 0
+    (folder / "units.txt").write_text(f"{WORDS[2]} {WORDS[3]}\n")
+    assert pretrain("--resume", **flags) == 2
+    assert "objective_files.units" in capsys.readouterr().err
+
+
 def test_family_and_tokenizer_default_to_model(folder, capsys) -> None:
     flags = {"dataset": folder / "text.txt", "output_dir": folder / "out"}
     assert pretrain(**flags, tokenizer=folder / "model") == 2
