@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -73,7 +75,7 @@ class Run:
 
     Attributes:
         budget: Kind of budget: words, flops or minutes.
-        digest: Digest of the recipe, the budget, the seed, the tokenizer and the text.
+        digest: Digest of the recipe and its files, the budget, the seed, the tokenizer and the text.
     """
 
     variant: Variant
@@ -131,16 +133,22 @@ class Plan:
             for budget, size in self.budget.items():
                 for variant in self.variants:
                     identity = {
-                        "recipe": variant.recipe,
-                        "family": variant.family,
+                        **self.recipe_identity(variant),
                         "seed": seed,
                         "budget": [budget, size],
                         "checkpoints": self.checkpoints,
-                        "accelerate": self.accelerate,
                         "tokenizer": self.tokenizer_identity(variant),
                         "dataset": content,
                     }
                     yield Run(variant, budget, seed, digest(identity))
+
+    def recipe_identity(self, variant: Variant) -> dict[str, Any]:
+        """The recipe of a variant and the content of its files, such as a configuration, as JSON values."""
+        flags = [*recipe_argv(variant.recipe, variant.name), *(self.accelerate or {}).values()]
+        words = {word for flag in flags for word in (flag, *re.split("[:=,]", flag))}
+        files = [describe_content(word) for word in sorted(words) if os.path.isfile(word)]
+        identity = {"recipe": variant.recipe, "family": variant.family, "accelerate": self.accelerate}
+        return identity | ({"files": files} if files else {})
 
     def tokenizer_identity(self, variant: Variant) -> dict[str, Any]:
         """Settings and text of a variant's tokenizer, as JSON values, for its digest."""

@@ -170,10 +170,8 @@ class Comparison:
     def size_file(self, variant: Variant) -> Path:
         """File of the size of the runs of a variant."""
         identity = {
-            "family": variant.family,
-            "recipe": variant.recipe,
+            **self.plan.recipe_identity(variant),
             "tokenizer": self.plan.tokenizer_identity(variant),
-            "accelerate": self.plan.accelerate,
             "timing_seconds": self.timing_seconds,
         }
         return self.folder / "sizes" / f"{variant.name}-{digest(identity)}.json"

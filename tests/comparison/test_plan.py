@@ -270,6 +270,30 @@ def test_run_digest_depends_on_settings_and_data(folder):
     assert not {*original.values()} & {*digests().values()}
 
 
+def test_digests_depend_on_files_of_the_recipe(folder):
+    config, units = folder / "config.json", folder / "units.txt"
+    plan = PLAN.replace("config: tiny", f"config: {config}").replace("objective: mlm", f"objective: mlm:units={units}")
+    plan = plan.replace("family: bert,", "family: ernie,").replace("[bert, glove]", "[bert]")
+    comparison = Comparison(read_plan_text(folder, plan), folder)
+
+    def digests():
+        sizes = [comparison.size_file(variant).name for variant in comparison.plan.variants]
+        return [run.digest for run in comparison.plan.runs()], sizes
+
+    config.write_text("{}")
+    units.write_text("a cat\n")
+    (bert, ernie, *_), (bert_size, ernie_size) = digests()
+    units.write_text("a dog\n")
+    (same_bert, changed_ernie, *_), (same_bert_size, changed_ernie_size) = digests()
+    assert (same_bert, same_bert_size) == (bert, bert_size)
+    assert changed_ernie != ernie
+    assert changed_ernie_size != ernie_size
+    config.write_text('{"num_hidden_layers": 3}')
+    (changed_bert, *_), (changed_bert_size, _) = digests()
+    assert changed_bert != bert
+    assert changed_bert_size != bert_size
+
+
 def test_selected_variants_and_seeds(folder):
     plan = read_plan_text(folder, PLAN)
     runs = Comparison(plan, folder, only=["bert"], seeds=[1]).selected_runs()
