@@ -216,6 +216,11 @@ class ControlArguments:
         if self.fudge is not None:
             self._parse(self.fudge, FudgeOptions, "--fudge")
 
+    @property
+    def bag_of_words_file(self) -> str | None:
+        """The file of `--bag_of_words` without its options."""
+        return None if self.bag_of_words is None else split_choice(self.bag_of_words)[0]
+
     @staticmethod
     def _parse(text: str, options: type[Any], flag_name: str) -> tuple[str, Any]:
         """The file or model of a flag, and its options."""
@@ -274,7 +279,7 @@ def main() -> None:
     )
     _check_sources(arguments, control, fields)
     if arguments.output_file is not None:
-        inputs = (arguments.input, arguments.references)
+        inputs = (arguments.input, arguments.references, control.bag_of_words_file)
         check_output_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite, inputs=inputs)
     names = [] if arguments.references is None else metric_names(arguments.metrics)
     if fields.target is not None:

@@ -95,9 +95,10 @@ def main() -> None:
         description=__doc__,
         essential=("model", "input", "output"),
     )
-    require_file(arguments.input)
     if arguments.output is not None:
-        check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=(arguments.input,))
+        inputs = (arguments.input, arguments.text_task)
+        check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=inputs)
+    require_file(arguments.input)
     score_lines = []
     if arguments.all_tasks:
         predictors = Predictor.open_tasks(arguments.model, task_arguments, max_length=arguments.max_length)

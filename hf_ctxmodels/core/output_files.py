@@ -73,8 +73,8 @@ def check_output_directory(
 def check_output_file(
     file: str | Path, *, flag: str, overwrite: bool, inputs: Iterable[str | Path | None] = ()
 ) -> None:
-    """Raise CtxError if an output file exists, unless `overwrite`, is a directory, is one of the input files, or cannot
-    be written."""
+    """Raise CtxError if an output file exists, unless `overwrite`, is a directory, is one of the input files (paths or
+    URLs), or cannot be written."""
     file = Path(file)
     require_writable(file.absolute().parent, flag)
     if not file.exists():
@@ -82,7 +82,8 @@ def check_output_file(
     location = f"{flag} {file}"
     if file.is_dir():
         raise CtxError("The output file is a directory.", location=location, hint="choose a file name.")
-    if any(Path(source).exists() and file.samefile(source) for source in inputs if source is not None):
+    paths = [Path(str(source).removeprefix("file://")).expanduser() for source in inputs if source is not None]
+    if any(path.exists() and file.samefile(path) for path in paths):
         raise CtxError(
             "The output file is one of the input files.",
             location=location,

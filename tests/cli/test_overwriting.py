@@ -64,17 +64,22 @@ def test_existing_output_requires_overwrite(script, flags, existing, tmp_path, m
     [
         ("generate", "--model m --input {file} --output_file {file} --overwrite"),
         ("generate", "--model m --input i --references {file} --output_file {file} --overwrite"),
+        ("generate", "--model m --input i --bag_of_words {file}:bias=1 --output_file {file} --overwrite"),
+        ("predict", "--model m --input file://{file} --output {file} --overwrite"),
+        ("predict", "--model m --input i --text_task {file} --output {file} --overwrite"),
+        ("embed", "--model m --input file://{file} --output {file} --overwrite"),
         ("data units", "--gazetteers {file} --output {file} --overwrite"),
         ("finetune regression", "--model m " + FILE_FLAGS.format("{file}") + " --overwrite --predictions_file {file}"),
     ],
 )
 def test_input_files_are_never_overwritten(script, flags, tmp_path, capsys) -> None:
-    (tmp_path / "text").write_text(CONTENT)
-    (tmp_path / "other").hardlink_to(tmp_path / "text")
-    flags = flags.replace("{file}", str(tmp_path / "text"), 1).replace("{file}", str(tmp_path / "other"))
+    file, link = tmp_path / "file.parquet", tmp_path / "link.parquet"
+    file.write_text(CONTENT)
+    link.hardlink_to(file)
+    flags = flags.replace("{file}", str(file), 1).replace("{file}", str(link))
     assert run(script, flags) == 2
     assert "one of the input files" in capsys.readouterr().err
-    assert (tmp_path / "text").read_text() == CONTENT
+    assert file.read_text() == CONTENT
 
 
 @pytest.mark.parametrize("dataset", ["{folder}/*.txt", "{folder}", "file://{folder}/text.txt"])
