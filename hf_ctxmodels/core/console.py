@@ -109,7 +109,9 @@ def run_script(main: Callable[[], object]) -> NoReturn:
 
 
 def _is_output_closed() -> bool:
-    """Whether stdout is a pipe whose reader has closed it."""
+    """Whether stdout is a pipe whose reader has closed it; False without `select.poll`, as on Windows."""
+    if not hasattr(select, "poll"):
+        return False
     poll = select.poll()
     poll.register(sys.stdout, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

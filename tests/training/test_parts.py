@@ -1,5 +1,6 @@
 """Recipes, arguments, summaries, checkpoint files, and checks of loaded models."""
 
+import errno
 import json
 import os
 import random
@@ -195,6 +196,19 @@ def test_closed_pipe_of_the_output_ends_a_script_without_a_message(monkeypatch, 
         monkeypatch.undo()
     assert exit_info.value.code == 141
     assert capsys.readouterr().err == ""
+
+
+def test_broken_pipe_without_poll_is_an_error(monkeypatch, capsys):
+    """Windows has no `select.poll`."""
+    monkeypatch.delattr("select.poll")
+
+    def fail() -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    with pytest.raises(SystemExit) as exit_info:
+        run_script(fail)
+    assert exit_info.value.code == 2
+    assert "Broken pipe" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
