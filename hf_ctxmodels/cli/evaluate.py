@@ -113,6 +113,13 @@ def words() -> None:
     tokenizer = load_tokenizer(arguments.model)
     vectors = WordVectors.from_model(model, tokenizer)
     space = WordSpace(vectors, arguments.most_frequent, select_device(placement.device))
+    for name in ("near", "analogy"):
+        if missing := [word for word in getattr(arguments, name) if word not in space]:
+            raise CtxError(
+                f"No vector of {', '.join(map(repr, missing))}.",
+                location=f"--{name}",
+                hint="use words of the model's vocabulary.",
+            )
     for path in arguments.similarity:
         result = evaluate_similarity(space, read_similarities(path))
         print(f"{Path(path).name:<28} spearman {result.spearman:.4f}  {result.covered} of {result.pairs} pairs")
@@ -282,6 +289,10 @@ def pairs() -> None:
     """
     arguments, placement = parse_arguments(PairArguments, DeviceArguments, description=getdoc(pairs))
     minimal_pairs = [pair for path in arguments.pairs for pair in read_pairs(path)[: arguments.max_pairs]]
+    for path in arguments.unigram_text:
+        if not any(line.strip() for line in read_lines(path)):
+            hint = "use a file with text, such as the training text of the model."
+            raise CtxError("The file has no text.", location=f"--unigram_text {path}", hint=hint)
     model, tokenizer = load_language_model(arguments.model)
     placement.place(model)
     texts = (line for path in arguments.unigram_text for line in read_lines(path))

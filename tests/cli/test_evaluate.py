@@ -120,6 +120,8 @@ def test_retrieval_uses_language_of_each_file(tmp_path: Path) -> None:
     [
         ("words", {"analogy": ["man", "king"]}, "three words"),
         ("words", {"similarity": "nothing.txt"}, "No such file"),
+        ("words", {"near": ["katze", "kiwi"]}, "No vector of 'kiwi'.\n  where: --near"),
+        ("words", {"analogy": ["hund", "Katze", "kiwi"]}, "--analogy"),
         ("words", {"near": "king", "most_frequent": 0}, "most_frequent=0 is out of range"),
         ("words", {}, "nothing to evaluate"),
         ("sentences", {}, "nothing to evaluate"),
@@ -181,12 +183,14 @@ def test_evaluate_pairs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert total_line.endswith(" 1 pairs")
     assert ranges == "range: accuracy 0 to 1, unigram 0 to 1"
 
+    (tmp_path / "blank.txt").write_text("\n \n")
     (tmp_path / "incomplete.jsonl").write_text('{"sentence_good": "a b"}\n')
     infersent = FAMILIES["infersent"]
     tokenizer = infersent.tokenizer.train(TEXTS * 5, vocab_size=50)
     encoder = Case(infersent, "AutoModel").model(vocab_size=len(tokenizer))
     for overrides, message in (
         ({"pairs": tmp_path / "incomplete.jsonl"}, "incomplete.jsonl:1"),
+        ({"unigram_text": [tmp_path / "text.txt", tmp_path / "blank.txt"]}, "--unigram_text"),
         ({"model": save(tmp_path / "encoder", encoder, tokenizer)}, "'infersent' has no language model"),
     ):
         assert run_command("evaluate", "pairs", **flags | overrides) == 2
