@@ -48,6 +48,7 @@ from hf_ctxmodels.evaluation import (
 from hf_ctxmodels.evaluation.cooccurrence_ratios import cooccurrence_probabilities, learned_ratios
 from hf_ctxmodels.evaluation.perplexity import measure_perplexity, measure_perplexity_with_memory
 from hf_ctxmodels.evaluation.scoring import load_language_model
+from hf_ctxmodels.evaluation.sentence_tests import read_labeled_splits, read_rated_pairs
 from hf_ctxmodels.inference import score, score_ensemble
 from hf_ctxmodels.layers.pooling import Pooling
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
@@ -178,6 +179,9 @@ def print_nearest_in_context(arguments: WordArguments, placement: DeviceArgument
             print(f"  {cosine:.3f}  {context_text(corpus.sentences[neighbor.sentence], neighbor)}")
 
 
+_NUM_FILES = {"similarity": 1, "relatedness": 2, "classification": 2}  # of a value of the flag
+
+
 @dataclass
 class SentenceArguments:
     """Model and tests."""
@@ -210,29 +214,28 @@ def sentences() -> None:
         hf-ctxmodels evaluate sentences --model runs/xlm --pooling mean --retrieval en=verses.en.txt,de=verses.de.txt
     """
     arguments, placement = parse_arguments(SentenceArguments, DeviceArguments, description=getdoc(sentences))
+    tables = {name: split_tables(name, getattr(arguments, name)) for name in _NUM_FILES}
+    # all files are checked before the model is loaded
+    for (file,), columns in tables["similarity"]:
+        read_rated_pairs(file, columns)
+    for files, columns in tables["relatedness"]:
+        for file in files:
+            read_rated_pairs(file, columns)
+    for (train, test), columns in tables["classification"]:
+        read_labeled_splits(train, test, columns)
+    for text in arguments.retrieval:
+        read_translations(text)
     model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModel.__name__)
     placement.place(model)
     encode = partial(encode_sentences, model, tokenizer, pooling=arguments.pooling, batch_size=arguments.batch_size)
 
-    def tables(flag_name: str, num_files: int) -> list[tuple[list[str], list[str]]]:
-        """Files and columns of the values `FILE,...=COLUMN,...` of a flag."""
-        values = []
-        for text in getattr(arguments, flag_name):
-            files, columns = split_columns(text)
-            if len(files.split(",")) != num_files or not columns:
-                raise CtxError(f"Invalid value {text!r}.", location=f"--{flag_name}", hint="see --help for the format.")
-            values.append((files.split(","), columns))
-        return values
-
-    correlations = [
-        (Path(file).name, similarity(encode, file, columns)) for (file,), columns in tables("similarity", 1)
-    ]
-    for (train, test), columns in tables("relatedness", 2):
+    correlations = [(Path(file).name, similarity(encode, file, columns)) for (file,), columns in tables["similarity"]]
+    for (train, test), columns in tables["relatedness"]:
         correlations.append((test, relatedness(encode, train, test, columns, arguments.seed)))
     for name, result in correlations:
         print(f"{name:<44} spearman {result.spearman:.4f}  pearson {result.pearson:.4f}  {result.pairs} pairs")
     metrics = ["spearman", "pearson"] if correlations else []
-    for (train, test), columns in tables("classification", 2):
+    for (train, test), columns in tables["classification"]:
         probe = classification(encode, train, test, columns, arguments.seed)
         print(f"{test:<44} accuracy {probe.accuracy:.4f}  majority {probe.majority:.4f}  {probe.examples[1]} examples")
     for text in arguments.retrieval:
@@ -243,19 +246,44 @@ def sentences() -> None:
         print(range_note(*metrics))
 
 
-def retrieval_lines(encode: Encode, tokenizer: Any, text: str) -> list[str]:
-    """The accuracies of the retrieval of translations in both directions, for a value of `--retrieval`."""
+def split_tables(flag_name: str, texts: list[str]) -> list[tuple[list[str], list[str]]]:
+    """Files and columns of the values `FILE,...=COLUMN,...` of a flag."""
+    tables = []
+    for text in texts:
+        files, columns = split_columns(text)
+        if len(files.split(",")) != _NUM_FILES[flag_name] or not columns:
+            raise CtxError(f"Invalid value {text!r}.", location=f"--{flag_name}", hint="see --help for the format.")
+        tables.append((files.split(","), columns))
+    return tables
+
+
+def read_translations(text: str) -> list[tuple[str, str, list[str]]]:
+    """Language, file and sentences of both sides of a value of `--retrieval`; the language is empty without one."""
     sides = [split_language(source) for source in text.split(",")]
     if len(sides) != 2 or len({bool(language) for language, _ in sides}) != 1:
         raise CtxError(f"Invalid value {text!r}.", location="--retrieval", hint="see --help for the format.")
-    names, vectors = [Path(file).name for _, file in sides], []
-    for language, file in sides:
+    translations = [(language, file, [line.strip() for line in read_lines(file)]) for language, file in sides]
+    numbers = [len(sentences) for _, _, sentences in translations]
+    if numbers[0] != numbers[1] or not numbers[0]:
+        raise CtxError(
+            f"Got {numbers[0]} sentences and {numbers[1]} translations.",
+            location=f"--retrieval {text}",
+            hint="provide one translation per sentence.",
+        )
+    return translations
+
+
+def retrieval_lines(encode: Encode, tokenizer: Any, text: str) -> list[str]:
+    """The accuracies of the retrieval of translations in both directions, for a value of `--retrieval`."""
+    names, vectors = [], []
+    for language, file, sentences in read_translations(text):
         if language:
             if not hasattr(tokenizer, "language"):
                 name = type(tokenizer).__name__
                 raise CtxError(f"{name} has no languages.", location="--retrieval", hint="omit the languages.")
             tokenizer.language = language
-        vectors.append(encode([line.strip() for line in read_lines(file)]))
+        names.append(Path(file).name)
+        vectors.append(encode(sentences))
     lines = []
     for first, second in ((0, 1), (1, 0)):
         scores = {name: retrieval(vectors[first], vectors[second], name) for name in get_args(Criterion)}

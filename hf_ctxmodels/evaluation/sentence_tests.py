@@ -112,17 +112,40 @@ def _correlation(predictions: list[float], ratings: list[float]) -> SentenceSimi
 def classification(encode: Encode, train_file: str, test_file: str, columns: Sequence[str], seed: int = 0) -> Probe:
     """Train and test a logistic regression on the vectors of single sentences, or on |u - v| and u * v of pairs;
     `columns` are one or two sentences and the label, `seed` of the split that chooses the penalty."""
+    (train_texts, labels), (test_texts, test_labels) = read_labeled_splits(train_file, test_file, columns)
+    features, test_features = (pair_features(*_encode_columns(encode, texts)) for texts in (train_texts, test_texts))
+    return probe(features, labels, test_features, test_labels, seed=seed)
+
+
+def read_labeled_splits(
+    train_file: str, test_file: str, columns: Sequence[str]
+) -> list[tuple[list[tuple[str, ...]], list[str]]]:
+    """Single sentences or pairs, and their labels, of the training and the test file, `columns` as in `classification`;
+    raises CtxError for an invalid column, or labels that cannot be learned."""
     if len(columns) not in (2, 3):
         raise CtxError(
             f"Expected two or three columns, got {len(columns)}: {', '.join(columns)}.",
+            location=train_file,
             hint="name the columns of one or two sentences and the label.",
         )
-    datasets = []
+    splits = []
     for file in (train_file, test_file):
         rows = read_table(file, columns)
-        vectors = _encode_columns(encode, [get_texts(row, columns[:-1]) for row in rows])
-        datasets.append((pair_features(*vectors), [str(row.values[columns[-1]]) for row in rows]))
-    return probe(*datasets[0], *datasets[1], seed=seed)
+        splits.append(([get_texts(row, columns[:-1]) for row in rows], [str(row.values[columns[-1]]) for row in rows]))
+    _check_labels(splits[0][1], splits[1][1], f"{train_file}, {test_file}")
+    return splits
+
+
+def _check_labels(labels: Sequence[str], test_labels: Sequence[str], location: str | None = None) -> None:
+    """Raise CtxError if there are fewer than two labels, or a test label is not in the training examples."""
+    classes = sorted(set(labels))
+    unseen = sorted(set(test_labels) - set(classes))
+    if len(classes) < 2 or unseen:
+        raise CtxError(
+            f"The training labels are {classes}" + (f", but the test data has {unseen[0]!r}." if unseen else "."),
+            location=location,
+            hint="use training examples of at least two labels, including all labels of the test data.",
+        )
 
 
 def _encode_columns(encode: Encode, texts: Sequence[tuple[str, ...]]) -> list[Tensor]:
@@ -147,13 +170,7 @@ def probe(
     Raises:
         CtxError: There are fewer than two labels, or a test label is not in the training examples.
     """
-    classes = sorted(set(labels))
-    unseen = sorted(set(test_labels) - set(classes))
-    if len(classes) < 2 or unseen:
-        raise CtxError(
-            f"The training labels are {classes}" + (f", but the test data has {unseen[0]!r}." if unseen else "."),
-            hint="use training examples of at least two labels, including all labels of the test data.",
-        )
+    _check_labels(labels, test_labels)
     scaled, scaled_test = _standardize(features, test_features)
     targets, held_out = np.array(labels), _held_out_mask(len(labels), seed)
     best_penalty = PENALTIES[-1]

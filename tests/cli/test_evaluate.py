@@ -134,9 +134,47 @@ def test_retrieval_uses_language_of_each_file(tmp_path: Path) -> None:
         ("sentences", {"similarity": "nothing.csv=1,2,3"}, "No such file"),
     ],
 )
-def test_errors(translations: Path, command: str, flags: dict, message: str, capsys: pytest.CaptureFixture) -> None:
+def test_errors(
+    translations: Path,
+    command: str,
+    flags: dict,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one.txt", "two.txt"):
+        (tmp_path / name).write_text("katze\n")
     assert run_command("evaluate", command, model=translations, **flags) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"similarity": "{folder}/rated.csv=1,2"}, "Expected three columns, got 2"),
+        ({"relatedness": "{folder}/rated.csv,{folder}/labeled.csv=1,2,3"}, "labeled.csv"),
+        ({"relatedness": "{folder}/rated.csv=1,2,3"}, "Invalid value"),
+        ({"classification": "{folder}/labeled.csv=text,label"}, "Invalid value"),
+        ({"classification": "{folder}/labeled.csv,{folder}/labeled.csv=text,mood"}, "No column 'mood'"),
+        ({"classification": "{folder}/labeled.csv,{folder}/labeled.csv=label"}, "Expected two or three columns"),
+        ({"classification": "{folder}/labeled.csv,{folder}/unseen.csv=text,label"}, "the test data has 'fish'"),
+        ({"retrieval": "{folder}/text.txt"}, "Invalid value"),
+        ({"retrieval": "{folder}/text.txt,{folder}/long.txt"}, "Got 1 sentences and 2 translations"),
+    ],
+)
+def test_files_of_sentence_tests_are_checked_before_the_model_is_loaded(
+    flags: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    contents = {"rated.csv": "cat,katze,5\n", "labeled.csv": "text,label\ncat,pet\ntree,plant\n"}
+    contents |= {"unseen.csv": "text,label\ncat,pet\ncod,fish\n", "text.txt": "cat\n", "long.txt": "katze\nhund\n"}
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    flags = {"similarity": f"{tmp_path}/rated.csv=1,2,3", "model": "missing/model"} | {
+        name: text.replace("{folder}", str(tmp_path)) for name, text in flags.items()
+    }
+    assert message in command_output("evaluate sentences", fails=True, **flags)
 
 
 def write_pairs(path: Path) -> Path:
