@@ -437,6 +437,8 @@ def test_benchmark_files(shared_data: Path, name: str, folder: str, language: st
 def test_find_language_files(data: Path, tmp_path: Path) -> None:
     named = LanguageFile.find("es=some.txt", "ner", "test", None)
     assert (named.language, named.file) == ("es", Path("some.txt"))
+    with pytest.raises(CtxError, match=r"(?s)'es' has no file.*pass es=FILE, or --data_dir"):
+        LanguageFile.find("es", "ner", "test", None)
     train = LanguageFile.find("en", "ner", "train", str(data))
     assert train.split("dev").file == data / "wikiann" / "en.dev.txt"
     with pytest.raises(CtxError, match=r"No files fi\.test\.txt"):

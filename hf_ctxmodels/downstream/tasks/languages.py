@@ -98,14 +98,20 @@ class LanguageFile:
             return cls(language, Path(file))
         language = entry
         pattern = NAMES.get(task, "*{language}*{split}*").format(language=language, split=split)
+        if not folder:
+            raise CtxError(
+                f"The language {language!r} has no file, and there is no directory of files.",
+                location=entry,
+                hint=f"pass {language}=FILE, or --data_dir DIR, a directory with the file {pattern}.",
+            )
         paths: list[Path] = []
-        if folder and language.isalpha():
+        if language.isalpha():
             paths = sorted(Path(folder).rglob(pattern if task in NAMES else "*"))
         if task not in NAMES:
             paths = [path for path in paths if path.is_file() and _has_parts(path.name, language, split)]
         if len(paths) != 1:
             raise CtxError(
-                f"{len(paths) or 'No'} file{'s' if len(paths) != 1 else ''} {pattern} in {folder or '--data_dir'}"
+                f"{len(paths) or 'No'} file{'s' if len(paths) != 1 else ''} {pattern} in {folder}"
                 + "".join(f"\n  {path}" for path in paths),
                 location=entry,
                 hint=f"use the file: {language}=FILE.",
