@@ -95,6 +95,14 @@ def test_token_classification(tmp_path: Path) -> None:
     (tmp_path / "spaced.txt").write_text("Anna slept late.\n\nBoris saw Paris.\n")
     words = [result["words"] for result in predict(folder, tmp_path / "spaced.txt")]
     assert words == [["Anna", "slept", "late", "."], ["Boris", "saw", "Paris", "."]]
+    for name, text in {
+        "short": "Anna pos\n\nParis none\n",  # sentences of one word
+        "tabs": "Anna\t_\n\nParis\t_\n",
+        "single": "Anna pos\nslept neg\n",  # one sentence
+    }.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+        words = [result["words"] for result in predict(folder, tmp_path / f"{name}.txt")]
+        assert words == ([["Anna", "slept"]] if name == "single" else [["Anna"], ["Paris"]]), name
     for file in ("plain.txt", "columns.txt", "words.jsonl"):
         for words, result in zip(sentences, predict(folder, tmp_path / file), strict=True):
             assert result["words"] == words

@@ -1,7 +1,7 @@
 """Token classification: a tag for every word (entities, chunks, parts of speech)."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -33,12 +33,17 @@ from hf_ctxmodels.downstream.tasks.base import (
 )
 
 
-def _is_conll(file: str) -> bool:
-    """Whether the lines of a file are words in columns: all have the same number of fields, in sentences separated by
-    blank lines, of which one has several lines."""
-    lines = [line.split() for line in read_text(file).strip().split("\n")]
+def _is_conll(file: str, labels: Collection[str]) -> bool:
+    """Whether the lines of a file are words in columns: all have the same number of fields, and either the last one is
+    a label, or there are blank lines and a tab or a sentence of several lines."""
+    text = read_text(file).strip()
+    lines = [line.split() for line in text.split("\n")]
+    if len({len(fields) for fields in lines if fields}) != 1:
+        return False
     has_long_sentence = any(line and following for line, following in pairwise(lines))
-    return has_long_sentence and [] in lines and len({len(fields) for fields in lines if fields}) == 1
+    if [] in lines and (has_long_sentence or "\t" in text):
+        return True
+    return len(lines[0]) > 1 and all(fields[-1] in labels for fields in lines if fields)
 
 
 class TokenClassification(LabeledTask[TaggedSentence]):
@@ -103,7 +108,7 @@ class TokenClassification(LabeledTask[TaggedSentence]):
 
     def _has_texts(self, file: str) -> bool:
         """Whether the lines of a file are sentences instead of words."""
-        return file_suffix(file) == ".txt" and not self.arguments.text_columns and not _is_conll(file)
+        return file_suffix(file) == ".txt" and not self.arguments.text_columns and not _is_conll(file, self.labels)
 
     def has_labels(self, file: str) -> bool:
         """Whether the words of a file have tags: not if there is no other column, or all tags are empty or `_`."""
