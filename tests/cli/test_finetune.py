@@ -24,10 +24,12 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 from zoo import Case
 
+from hf_ctxmodels import CtxError
 from hf_ctxmodels.cli.finetune import prediction_command
 from hf_ctxmodels.downstream.networks.creation import needs_network
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.hub import model_card
+from hf_ctxmodels.inference import Predictor
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.training_log import read_log
@@ -81,7 +83,7 @@ def test_printed_prediction_command_selects_the_columns_of_training():
     task_arguments = TaskArguments("context", "answer", "a,b", both_orders=True)
     columns = ["--text_columns", "context", "--label_column", "answer", "--choice_columns", "a,b"]
     command = prediction_command("runs/x", task_arguments)
-    assert command == ["predict", "--model", "runs/x", "--input", "FILE", *columns, "--both_orders", True]
+    assert command == ["predict", "--model", "runs/x", "--input", "FILE", *columns]  # both_orders is saved
     assert prediction_command("runs/x", TaskArguments()) == command[:5]
 
 
@@ -163,6 +165,19 @@ def test_task_tokens_and_pairs_in_both_orders(checkpoint, tmp_path, capsys):
     batch = tokenizer.pad([pair, swapped], return_tensors="pt")
     logits = [model(**{name: value[order][None] for name, value in batch.items()}).logits for order in ([0, 1], [1, 0])]
     torch.testing.assert_close(*logits)
+    assert model.config.both_orders
+    predictor = Predictor.open(str(tmp_path / "out"), TaskArguments(text_columns="one,other"))
+    (tmp_path / "pairs.tsv").write_text("one\tother\nlovely\tthe film\nthe film\tlovely\n")
+    values = [result["value"] for result in predictor.predict_file(str(tmp_path / "pairs.tsv")).results]
+    assert values == pytest.approx([logits[0].item()] * 2)
+    predictor = Predictor.open(str(tmp_path / "out"))
+    (tmp_path / "texts.txt").write_text("lovely\n")
+    with pytest.raises(CtxError, match="Only pairs of texts have two orders"):
+        predictor.predict_file(str(tmp_path / "texts.txt"))
+    # fine-tuned again on pairs in one order
+    files = pair_files(tmp_path) | {"both_orders": "false"}
+    assert finetune("regression", model=tmp_path / "out", output_dir=tmp_path / "again", **files, **flags) == 0
+    assert not AutoConfig.from_pretrained(tmp_path / "again").both_orders
 
 
 def classify(model: object, tmp_path: Path, *args: object, name: str = "out", **flags: object) -> int:

@@ -33,9 +33,11 @@ def task_entry(auto_class: str, config: CtxConfig, loss_weight: float = 1.0) -> 
 
     Args:
         auto_class: Auto class of the head, such as "AutoModelForSequenceClassification".
-        config: The family's configuration for the head: labels, dropout before the head, answer network.
+        config: The family's configuration for the head: labels, dropout before the head, answer network, order of
+            pairs.
     """
-    names = ["problem_type", *(name for name in ("answer_steps", "answer_dropout") if hasattr(config, name))]
+    optional_names = ("answer_steps", "answer_dropout", "both_orders")
+    names = ["problem_type", *(name for name in optional_names if hasattr(config, name))]
     fields = {name: getattr(config, name) for name in [*names, config.head_dropout_field]}
     labels = {str(number): label for number, label in (config.id2label or {}).items()}
     return {

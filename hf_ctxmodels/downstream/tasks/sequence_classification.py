@@ -23,6 +23,7 @@ from hf_ctxmodels.downstream.tasks.base import (
     LabeledTask,
     Logits,
     Task,
+    TaskArguments,
     get_texts,
     most_frequent,
 )
@@ -49,17 +50,16 @@ class _SequenceTask(Task[SequenceExample]):
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
     argument_names: ClassVar[tuple[str, ...]] = (*Task.argument_names, "both_orders")
 
+    def __init__(self, arguments: TaskArguments) -> None:
+        super().__init__(arguments)
+        self.both_orders = arguments.both_orders
+
     @abstractmethod
     def _parse_label(self, value: Any, location: str) -> Any:
         """The label in a row of the file; raises CtxError for an invalid value."""
 
     def _text_columns(self) -> list[str]:
-        columns = self._columns("text_columns", "text", 1, 2)
-        if self.arguments.both_orders and len(columns) != 2:
-            raise CtxError(
-                "Only pairs of texts have two orders.", location="--both_orders", hint="pass two columns, or remove it."
-            )
-        return columns
+        return self._columns("text_columns", "text", 1, 2)
 
     def read_file(self, file: str) -> list[SequenceExample]:
         """Read the examples of a file."""
@@ -96,8 +96,15 @@ class _SequenceTask(Task[SequenceExample]):
             for row in rows
         ]
 
-    def _set_text_pairs(self, config: PreTrainedConfig, train: Sequence[SequenceExample]) -> None:
-        """Let recurrent encoders with this option encode the two texts of a pair separately."""
+    def load_labels(self, config: PreTrainedConfig) -> None:
+        """Set the labels, and whether the model reads pairs in both orders."""
+        super().load_labels(config)
+        self.both_orders = self.arguments.both_orders or getattr(config, "both_orders", False)
+
+    def _set_pair_fields(self, config: PreTrainedConfig, train: Sequence[SequenceExample]) -> None:
+        """Let recurrent encoders with this option encode the two texts of a pair separately, and save `both_orders`."""
+        if hasattr(config, "both_orders"):
+            config.both_orders = self.both_orders
         if len(train[0].texts) == 2 and hasattr(config, "text_pairs"):
             config.text_pairs = True
 
@@ -107,9 +114,15 @@ class _SequenceTask(Task[SequenceExample]):
         """Features of texts or pairs (the longer text of a pair is truncated first); origins are example indices. With
         `both_orders` the tokens of a feature are two lists: the pair, and the pair in reverse order."""
         columns = [list(column) for column in zip(*(example.texts for example in examples), strict=True)]
+        if self.both_orders and len(columns) != 2:
+            raise CtxError(
+                "Only pairs of texts have two orders.",
+                location=f"--text_columns {self.arguments.text_columns or 'text'}",
+                hint="pass two columns, or remove --both_orders.",
+            )
         options = {"truncation": "longest_first", "max_length": self.arguments.max_length}
         encoding = tokenizer(*columns, **options)
-        if self.arguments.both_orders:
+        if self.both_orders:
             reversed_encoding = tokenizer(*columns[::-1], **options)
             encoding = {name: list(zip(encoding[name], reversed_encoding[name], strict=True)) for name in encoding}
         features = [
@@ -120,7 +133,7 @@ class _SequenceTask(Task[SequenceExample]):
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """A collator of padded batches."""
-        if not self.arguments.both_orders:
+        if not self.both_orders:
             return super().collator(tokenizer)
         # a feature with both orders has the form of a multiple-choice feature
         return FeatureCollator(DataCollatorForMultipleChoice(tokenizer))
@@ -164,8 +177,8 @@ class SequenceClassification(_SequenceTask, LabeledTask[SequenceExample]):
     def configure(
         self, config: PreTrainedConfig, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]
     ) -> None:
-        """Set the labels from the training examples, and `text_pairs` for two texts."""
-        self._set_text_pairs(config, train)
+        """Set the labels from the training examples, and the fields for two texts."""
+        self._set_pair_fields(config, train)
         labels = sorted({example.label for example in train})
         with suppress(ValueError):  # integers by value, other labels by name
             labels = sorted(labels, key=int)
@@ -229,8 +242,8 @@ class Regression(_SequenceTask):
     def configure(
         self, config: PreTrainedConfig, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]
     ) -> None:
-        """Set a single label without a name, and `text_pairs` for two texts."""
-        self._set_text_pairs(config, train)
+        """Set a single label without a name, and the fields for two texts."""
+        self._set_pair_fields(config, train)
         config.num_labels = 1
         config.problem_type = "regression"
 

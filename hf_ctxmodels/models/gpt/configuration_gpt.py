@@ -20,6 +20,7 @@ class CtxGptConfig(CtxDecoderConfig):
     Args:
         vocab_size: Number of tokens of the tokenizer, including the task tokens once they are added.
         classifier_dropout: Dropout before the task heads; the choices of an example share the dropout mask.
+        both_orders: Whether the sequence classifier was fine-tuned on pairs of texts in both orders.
     """
 
     model_type = "ctx-gpt"
@@ -32,11 +33,13 @@ class CtxGptConfig(CtxDecoderConfig):
     vocab_size: int = 40478
     max_position_embeddings: int = 512
     classifier_dropout: float | int | None = 0.1
+    both_orders: bool = False
 
     non_reference_fields: ClassVar[tuple[str, ...]] = (
         *CtxDecoderConfig.non_reference_fields,
         "hidden_act",
         "intermediate_size",
+        "both_orders",
     )
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {
         "summary_type": ("cls_index", "last"),
