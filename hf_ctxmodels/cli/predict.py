@@ -57,7 +57,7 @@ class PredictionArguments:
     input: str = flag(REQUIRED, "File with the examples, as for `finetune` with or without labels, or a .txt of texts.")
     output: str | None = flag(None, "JSONL file for the predictions; by default they are printed.")
     overwrite: bool = flag(False, "Replace --output if it exists.")
-    task: str | None = flag(None, "Task of the model; by default the task of its head.", choices=KINDS)
+    task: str | None = flag(None, "Task of the model; by default of its fine-tuning, or of its head.", choices=KINDS)
     task_name: str | None = flag(None, "Task of a multi-task model.")
     all_tasks: bool = flag(
         False,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.architectures.sentence_encoder import read_saved_json
 from hf_ctxmodels.core.adapter_support import suppress_adapter_notice
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
@@ -26,6 +27,7 @@ from hf_ctxmodels.inference.task_heads import run_head
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.model_loading import load_config
 from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
+from hf_ctxmodels.training.training_state import saved_identity
 
 
 class FilePredictions(NamedTuple):
@@ -69,7 +71,7 @@ class Predictor:
         Args:
             source: Directory or Hub id.
             arguments: Columns of the files; by default as in `hf-ctxmodels finetune`.
-            task: Key of `TASKS`; by default the task of the model's head.
+            task: Key of `TASKS`; by default the task of fine-tuning, or if it is unknown of the model's head.
             task_name: Task of a multi-task model.
             max_length: Longest input in tokens; by default the length of fine-tuning, or if it is unknown 128 or the
                 model's limit.
@@ -156,14 +158,44 @@ class Predictor:
 
 
 def finetuning_summary(source: str | Path) -> TrainingSummary | None:
-    """The summary of the fine-tuning of a model, or of the finished run that a checkpoint belongs to; None without."""
+    """The summary of the fine-tuning of a model (directory or Hub id), or of the run that a checkpoint belongs to; None
+    without. The summary of an unfinished run has no results."""
     folder = Path(source).resolve()
-    folders = [folder, folder.parent] if folder.name.startswith("checkpoint-") else [folder]
-    for folder in folders:
-        if (folder / SUMMARY_FILE).is_file():
-            summary = TrainingSummary.load(folder)
-            return None if summary.task == "pretraining" else summary
-    return None
+    summary: TrainingSummary | None = None
+    if not folder.is_dir():
+        fields = read_saved_json(str(source), SUMMARY_FILE, download=True)
+        summary = None if fields is None else TrainingSummary.from_json(fields, f"{source}/{SUMMARY_FILE}")
+    elif (folder / SUMMARY_FILE).is_file():
+        summary = TrainingSummary.load(folder)
+    elif folder.name.startswith("checkpoint-"):
+        is_finished = (folder.parent / SUMMARY_FILE).is_file()
+        summary = TrainingSummary.load(folder.parent) if is_finished else _unfinished_summary(folder)
+    return None if summary is None or summary.task == "pretraining" else summary
+
+
+def _unfinished_summary(checkpoint: Path) -> TrainingSummary | None:
+    """The summary of a run until a checkpoint, from the flags with which it is resumed; None if it is no fine-tuning on
+    a task of `TASKS`."""
+    identity = saved_identity(checkpoint)
+    if identity.get("task") in TASKS:
+        task, arguments, files = identity["task"], [identity], [identity["train_file"]]
+    elif listed := [entry for entry in identity.get("tasks") or () if isinstance(entry, dict) and "kind" in entry]:
+        task = ", ".join(f"{entry['name']} ({entry['kind']})" for entry in listed)
+        arguments, files = [entry["arguments"] for entry in listed], [entry["train_file"] for entry in listed]
+    else:
+        return None
+    return TrainingSummary(
+        task=task,
+        model_class=identity["model_class"],
+        model_type=identity["config.model_type"],
+        dataset=", ".join(file.partition(" (")[0] for file in files),
+        seed=identity["seed"],
+        parameters=0,
+        steps=int(checkpoint.name.rpartition("-")[2]),
+        global_batch_size=identity["global_micro_batch"] * identity["gradient_accumulation_steps"],
+        max_length=max(fields["max_length"] for fields in arguments),
+        command="",
+    )
 
 
 def _task_of_head(config: PreTrainedConfig, auto_class: str, source: str, preferred: str | None) -> str:

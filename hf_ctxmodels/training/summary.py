@@ -20,6 +20,7 @@ _HINT = (
     "try a higher --learning_rate (--learning_rate auto measures one), more steps, a pretrained --model, or, for a new "
     "model, another --config_options initializer_range."
 )
+_NEW_SUMMARY = "train the model again to write a new one."
 _PACKAGES = ("hf_ctxmodels", "torch", "transformers", "accelerate", "datasets", "tokenizers")
 
 
@@ -108,8 +109,11 @@ class TrainingSummary:
                 location=str(directory),
                 hint="train it with `hf-ctxmodels pretrain` or `finetune`, which write one.",
             )
-        hint = "train the model again to write a new one."
-        fields = read_json(path, hint=hint)
-        check_json_type(fields, typing.get_type_hints(cls), location=str(path), content="a training summary")
-        with wrap_errors("Not a training summary", location=str(path), hint=hint):
+        return cls.from_json(read_json(path, hint=_NEW_SUMMARY), str(path))
+
+    @classmethod
+    def from_json(cls, fields: Any, location: str) -> Self:
+        """The summary of a JSON object; raises CtxError if it is not a training summary."""
+        check_json_type(fields, typing.get_type_hints(cls), location=location, content="a training summary")
+        with wrap_errors("Not a training summary", location=location, hint=_NEW_SUMMARY):
             return cls(**fields)

@@ -28,7 +28,7 @@ from transformers.utils import logging
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flat_options
-from hf_ctxmodels.core.loading import describe_differences
+from hf_ctxmodels.core.loading import describe_differences, read_json
 from hf_ctxmodels.core.output_files import wrap_write_errors, write_tensors
 from hf_ctxmodels.data.files import describe_content
 from hf_ctxmodels.training import checkpoint_files
@@ -429,6 +429,14 @@ def _shard_moment(value: Tensor, parameter: nn.Parameter) -> Tensor:
         mesh = parameter.device_mesh
         return distribute_tensor(value.to(mesh.device_type), mesh, parameter.placements)
     return value
+
+
+def saved_identity(checkpoint: Path) -> dict[str, Any]:
+    """The identity of the run that a checkpoint belongs to; empty for another directory."""
+    file = checkpoint / _STATE_FILE
+    state = read_json(file) if file.is_file() else None
+    identity = state.get("identity") if isinstance(state, dict) else None  # Trainer has files of this name, too
+    return identity if isinstance(identity, dict) else {}
 
 
 def _read_state(checkpoint: Path) -> dict[str, Any]:

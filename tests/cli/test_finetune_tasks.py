@@ -45,6 +45,7 @@ from hf_ctxmodels.downstream.multitask.configuration import task_entry
 from hf_ctxmodels.downstream.multitask.task_list import read_task_list
 from hf_ctxmodels.downstream.multitask.training import BestModel
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
+from hf_ctxmodels.inference.prediction import Predictor, finetuning_summary
 from hf_ctxmodels.training.pretraining import PretrainingArguments, resolve_family
 from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.training_log import read_log
@@ -123,6 +124,34 @@ def test_ranking_and_multitask_ranking(checkpoint, tmp_path, monkeypatch, capsys
     capsys.readouterr()
     assert finetune("ranking", "--overwrite", model=reference, output_dir=tmp_path / "no", **flags) == 2
     assert "SqueezeBertForMultipleChoice does not take choice_mask" in capsys.readouterr().err
+
+
+def test_tasks_of_unfinished_runs_and_models_on_the_hub(checkpoint, tmp_path, monkeypatch):
+    """The head of ranking is a head for multiple choice; the task and the length are saved by the run."""
+    flags = {"max_length": 16, "max_steps": 2, "save_steps": 1}
+    out, together = tmp_path / "out", tmp_path / "together"
+    assert finetune("ranking", model=checkpoint, output_dir=out, **ranking_files(tmp_path), **flags) == 0
+    monkeypatch.setitem(TASK_FILES, "ranked", ("ranking", ranking_files))
+    tasks = make_tasks(tmp_path / "list", ranked={}, sentences={})
+    assert finetune("multitask", **multitask(checkpoint, tmp_path / "list", tasks, **flags), output_dir=together) == 0
+
+    snapshots = tmp_path / "cache" / "models--zoo--ranker" / "snapshots"
+    shutil.copytree(out, snapshots / "0123", ignore=shutil.ignore_patterns("checkpoint-*"))
+    (snapshots.parent / "refs").mkdir()
+    (snapshots.parent / "refs" / "main").write_text("0123")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    for folder in (out, together):
+        (folder / "training_summary.json").unlink()
+    for source, task_name in (
+        ("zoo/ranker", None),
+        (out / "checkpoint-1", None),
+        (together / "checkpoint-1", "ranked"),
+    ):
+        predictor = Predictor.open(str(source), task_name=task_name)
+        assert (predictor.task.name, predictor.task.arguments.max_length) == ("ranking", 16), source
+    unfinished = finetuning_summary(out / "checkpoint-1")
+    assert (unfinished.dataset, unfinished.steps, unfinished.global_batch_size) == ("train.csv", 1, 32)
+    assert finetuning_summary(checkpoint) is None
 
 
 @pytest.mark.slow
