@@ -263,6 +263,13 @@ def read_translations(text: str) -> list[tuple[str, str, list[str]]]:
     if len(sides) != 2 or len({bool(language) for language, _ in sides}) != 1:
         raise CtxError(f"Invalid value {text!r}.", location="--retrieval", hint="see --help for the format.")
     translations = [(language, file, [line.strip() for line in read_lines(file)]) for language, file in sides]
+    for _, file, sentences in translations:
+        if "" in sentences:
+            raise CtxError(
+                "The line is blank; expected a sentence.",
+                location=f"{file}:{sentences.index('') + 1}",
+                hint="remove the line and its translation.",
+            )
     numbers = [len(sentences) for _, _, sentences in translations]
     if numbers[0] != numbers[1] or not numbers[0]:
         raise CtxError(

@@ -69,6 +69,12 @@ def relatedness(
 
     train_texts, train_ratings = read_rated_pairs(train_file, columns)
     test_texts, test_ratings = read_rated_pairs(test_file, columns)
+    if len(train_ratings) < 2:
+        raise CtxError(
+            "There is one training pair, and one is held out to choose the penalty.",
+            location=train_file,
+            hint="use a file with at least two pairs.",
+        )
     train_features, test_features = (
         pair_features(*_encode_columns(encode, texts)) for texts in (train_texts, test_texts)
     )

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.table_files import parse_number
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.tasks.metrics import spearman_correlation
 
@@ -125,15 +126,17 @@ def read_similarities(path: str | Path) -> list[RatedPair]:
     """Read tab-separated lines of two words and a rating (the format of Faruqui & Dyer 2014)."""
     pairs = []
     for line_number, line in enumerate(read_lines(path), start=1):
-        try:
-            first, second, rating = line.rstrip("\r\n").split("\t")[:3]
-            pairs.append((first, second, float(rating)))
-        except ValueError as error:
+        if not line.strip():
+            continue
+        cells = line.rstrip("\r\n").split("\t")
+        rating = parse_number(cells[2]) if len(cells) > 2 else None
+        if rating is None:
             raise CtxError(
                 f"Expected two words and a number, separated by tabs; got {line.strip()!r}.",
                 location=f"{path}, line {line_number}",
                 hint="correct the line, or remove the header.",
-            ) from error
+            )
+        pairs.append((cells[0], cells[1], rating))
     if not pairs:
         raise CtxError("The file has no tests.", location=str(path), hint="check the path.")
     return pairs

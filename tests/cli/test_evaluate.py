@@ -120,6 +120,8 @@ def test_retrieval_uses_language_of_each_file(tmp_path: Path) -> None:
     [
         ("words", {"analogy": ["man", "king"]}, "three words"),
         ("words", {"similarity": "nothing.txt"}, "No such file"),
+        ("words", {"similarity": "nan.txt"}, "nan.txt, line 3"),
+        ("sentences", {"relatedness": "pair.csv,pair.csv=1,2,3"}, "There is one training pair"),
         ("words", {"near": ["katze", "kiwi"]}, "No vector of 'kiwi'.\n  where: --near"),
         ("words", {"analogy": ["hund", "Katze", "kiwi"]}, "--analogy"),
         ("words", {"near": "king", "most_frequent": 0}, "most_frequent=0 is out of range"),
@@ -146,6 +148,8 @@ def test_errors(
     monkeypatch.chdir(tmp_path)
     for name in ("one.txt", "two.txt"):
         (tmp_path / name).write_text("katze\n")
+    (tmp_path / "nan.txt").write_text("cat\tdog\t1\n\ncat\ttree\tnan\n")
+    (tmp_path / "pair.csv").write_text("cat,dog,1\n")
     assert run_command("evaluate", command, model=translations, **flags) == 2
     assert message in capsys.readouterr().err
 
@@ -161,6 +165,7 @@ def test_errors(
         ({"classification": "{folder}/labeled.csv,{folder}/labeled.csv=label"}, "Expected two or three columns"),
         ({"classification": "{folder}/labeled.csv,{folder}/unseen.csv=text,label"}, "the test data has 'fish'"),
         ({"retrieval": "{folder}/text.txt"}, "Invalid value"),
+        ({"retrieval": "{folder}/text.txt,{folder}/blank.txt"}, "blank.txt:2"),
         ({"retrieval": "{folder}/text.txt,{folder}/long.txt"}, "Got 1 sentences and 2 translations"),
     ],
 )
@@ -169,6 +174,7 @@ def test_files_of_sentence_tests_are_checked_before_the_model_is_loaded(
 ) -> None:
     contents = {"rated.csv": "cat,katze,5\n", "labeled.csv": "text,label\ncat,pet\ntree,plant\n"}
     contents |= {"unseen.csv": "text,label\ncat,pet\ncod,fish\n", "text.txt": "cat\n", "long.txt": "katze\nhund\n"}
+    contents |= {"blank.txt": "katze\n\nhund\n"}
     for name, content in contents.items():
         (tmp_path / name).write_text(content)
     flags = {"similarity": f"{tmp_path}/rated.csv=1,2,3", "model": "missing/model"} | {
