@@ -20,6 +20,7 @@ from hf_ctxmodels.core.inputs import reject_unused_tensors
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.base import ItemCounts, mean_over_targets
 from hf_ctxmodels.heads.causal_lm import ForCausalLM
+from hf_ctxmodels.heads.stateful_generation import StatefulGeneration
 from hf_ctxmodels.layers.cpu.dropout import dropout
 from hf_ctxmodels.layers.pooling import Pooling, build_token_mask, pool_tokens
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
@@ -147,11 +148,10 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
         )
 
 
-class LSTMForCausalLM(ForCausalLM):
+class LSTMForCausalLM(StatefulGeneration, ForCausalLM):
     """Predicts each word from the words before it; `past_key_values` is the recurrent state."""
 
     output_layer_name = "decoder"
-    state_outputs: ClassVar[tuple[str, ...]] = ("past_key_values",)
     _is_stateful = True  # tokens cannot be removed from a state, as assisted generation would need
 
     def build_head(self, config: CtxLSTMLanguageModelConfig) -> None:
@@ -227,7 +227,3 @@ class LSTMForCausalLM(ForCausalLM):
             tokens = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
             inputs["attention_mask"] = attention_mask[:, -tokens.shape[1] :]
         return inputs
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # the first forward creates the cache

@@ -124,8 +124,15 @@ class Seq2SeqHead(HeadModel, GenerationMixin):
         """Compute the scores of the generated tokens as in transformers, over the target vocabulary."""
         return GenerationMixin.compute_transition_scores(self._with_target_vocab_size(), *args, **kwargs)
 
-    def _get_logits_processor(self, *args: Any, **kwargs: Any) -> Any:
-        return GenerationMixin._get_logits_processor(self._with_target_vocab_size(), *args, **kwargs)
+    def _get_logits_processor(self, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> Any:
+        if generation_config.guidance_scale not in (None, 1):
+            raise CtxError(
+                "Classifier-free guidance replaces the prompt of a decoder, and this model has a source.",
+                location=f"guidance_scale={generation_config.guidance_scale}",
+                hint="omit guidance_scale.",
+            )
+        model = self._with_target_vocab_size()
+        return GenerationMixin._get_logits_processor(model, generation_config, *args, **kwargs)
 
     def _with_target_vocab_size(self) -> Any:
         """A shallow copy whose `config.vocab_size`, which transformers reads, is the size of the target vocabulary."""

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 from zoo import HEADS, Case, assert_close, make_batch, make_targets
 
+from hf_ctxmodels import CtxError
 from hf_ctxmodels.layers.cpu.linear import active_prepacked_weights
 from hf_ctxmodels.registry import FAMILIES
 
@@ -165,6 +166,49 @@ def test_generation_with_prepacked_weights(case: Case, monkeypatch: pytest.Monke
     assert not copies
     assert torch.equal(prepacked.sequences, unpacked.sequences)
     assert_close(torch.stack(prepacked.logits), torch.stack(unpacked.logits))
+
+
+@pytest.mark.parametrize("case", [case for case in GENERATING_CASES if not case.is_seq2seq], ids=str)
+@pytest.mark.parametrize("has_negative_prompt", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_classifier_free_guidance(case: Case, has_negative_prompt: bool) -> None:
+    """Guided greedy search matches an explicit loop, with XLNet's memory, since it sees only the tokens so far.
+
+    A state gives the same sequences as encoding the text again, also under beam search.
+    """
+    model, scale = case.model(), 4.0
+    negative = torch.tensor([[7, 9], [8, 6]]) if has_negative_prompt else PROMPTS[:, -1:]
+    options: dict[str, Any] = {**OPTIONS, "max_new_tokens": 5, "guidance_scale": scale, "do_sample": False}
+    if has_negative_prompt:
+        options["negative_prompt_ids"] = negative
+    plain = model.generate(PROMPTS, **{**options, "guidance_scale": None, "negative_prompt_ids": None})
+
+    def log_probabilities(ids: torch.Tensor, prompt: str) -> torch.Tensor:
+        memory = {"past_key_values": memories.get(prompt)} if case == XLNET_CASE else {}
+        outputs = model(**model.prepare_inputs_for_generation(ids, attention_mask=torch.ones_like(ids), **memory))
+        memories[prompt] = outputs.get("mems")
+        return outputs.logits[:, -1].log_softmax(-1)
+
+    ids, memories = PROMPTS, {}
+    with torch.no_grad():
+        for _ in range(5):
+            conditional = log_probabilities(ids, "prompt")
+            unconditional = log_probabilities(torch.cat([negative, ids[:, 6:]], 1), "negative prompt")
+            scores = scale * (conditional - unconditional) + unconditional
+            scores = scores.scatter(1, ids, -torch.inf)  # no_repeat_ngram_size of 1
+            ids = torch.cat([ids, scores.argmax(-1, keepdim=True)], 1)
+    guided = model.generate(PROMPTS, **options)
+    assert torch.equal(guided, ids)
+    assert not torch.equal(guided, plain)
+    if getattr(model, "state_outputs", ()):  # transformers continues from the keys and values of other beams
+        beams = [model.generate(PROMPTS, **options, num_beams=4, use_cache=use_cache) for use_cache in (True, False)]
+        assert torch.equal(*beams)
+
+
+@pytest.mark.parametrize("case", [case for case in GENERATING_CASES if case.is_seq2seq], ids=str)
+def test_encoder_decoders_reject_guidance(case: Case) -> None:
+    with pytest.raises(CtxError, match="guidance_scale"):
+        case.model().generate(make_batch(case)["input_ids"], max_new_tokens=2, guidance_scale=1.5)
 
 
 @pytest.mark.parametrize("case", [case for case in GENERATING_CASES if not case.is_seq2seq], ids=str)

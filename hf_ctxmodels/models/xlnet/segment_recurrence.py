@@ -12,6 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from hf_ctxmodels.core.host_copies import host_copy, is_traced
 from hf_ctxmodels.core.inputs import check_no_empty_rows
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.heads.stateful_generation import StatefulGeneration
 from hf_ctxmodels.layers.common import HookPoint
 from hf_ctxmodels.layers.pooling import build_token_mask
 from hf_ctxmodels.layers.transformer import recorded_layer_numbers
@@ -48,14 +49,10 @@ def token_mask_or_none(tokens: Tensor, attention_mask: Tensor | None, sequence_i
     return None if bool(host_copy(token_mask).all()) else token_mask
 
 
-class GenerationWithMemory:
-    """The cache of `generate` is the memory of earlier segments."""
+class GenerationWithMemory(StatefulGeneration):
+    """The state of `generate` is the memory of earlier segments."""
 
     state_outputs: ClassVar[tuple[str, ...]] = ("mems",)
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # the memory is states, not keys and values
 
     @staticmethod
     def _reorder_cache(past_key_values: Sequence[Tensor], beam_idx: Tensor) -> tuple[Tensor, ...]:
