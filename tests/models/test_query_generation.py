@@ -149,6 +149,16 @@ def test_generation_matches_explicit_loop(case: Case) -> None:
                 assert torch.equal(model.generate(source[None], **options)[0], generated[row]), (side, strategy)
 
 
+@all_cases
+def test_generation_with_gradient_checkpointing(case: Case) -> None:
+    """A model in training mode generates the same text, and is checkpointed again afterwards."""
+    model, batch = case.model(2, initializer_range=0.5), make_sources()
+    expected = model.generate(**batch, **OPTIONS)
+    model.train().activation_checkpointing_enable()
+    assert torch.equal(model.generate(**batch, **OPTIONS), expected)
+    assert all(layer.gradient_checkpointing for layer in model.bert.layers)
+
+
 def test_masked_targets_match_masked_lm() -> None:
     """UniLM's fine-tuning: equal to the masked LM on rows of source (segment 4) and target (segment 5)."""
     batch, labels = make_sources(), make_labels()
