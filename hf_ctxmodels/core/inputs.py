@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
+from transformers import Cache
 
 from hf_ctxmodels.core.devices import autocast_dtype
 from hf_ctxmodels.core.errors import CtxError
@@ -112,10 +113,10 @@ def check_tensors(**arguments: Any) -> None:
 
 
 def reject_unused_tensors(**kwargs: Any) -> None:
-    """Raise CtxError if the unknown keyword arguments of a forward contain a tensor, which would be ignored; arguments
-    of the flash attention of transformers are allowed."""
+    """Raise CtxError if the unknown keyword arguments of a forward contain a tensor or a cache, which would be ignored;
+    arguments of the flash attention of transformers are allowed."""
     for name, value in kwargs.items():
-        if isinstance(value, Tensor) and name not in _FLASH_ARGUMENTS:
+        if isinstance(value, Tensor | Cache) and name not in _FLASH_ARGUMENTS:
             raise CtxError(
                 f"This model does not accept the argument {name}.",
                 hint="omit it, or correct its name: help(model.forward) lists the arguments.",

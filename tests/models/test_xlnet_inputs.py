@@ -6,12 +6,14 @@ import pytest
 import torch
 from test_xlnet import ENCODER, LAYERS, MODEL, WIDTH, make_batch, make_memory, without
 from torch import Tensor
+from transformers import DynamicCache
 from zoo import CASES, Batch, Case, assert_close
 from zoo import make_batch as make_common_batch
 
 from hf_ctxmodels import CtxError
 
 XLNET_CASES = [case for case in CASES if case.family.name == "xlnet"]
+MEMORY_CASES = [case for case in CASES if case.family.name in ("xlnet", "transformer_xl")]
 TASK_CASES = [case for case in XLNET_CASES if not case.is_base and not case.computes_logits_of_labels_only]
 BATCH = make_batch()
 ORDER, TARGET = BATCH["permutation_order"], int(BATCH["target_positions"][0, 0])
@@ -43,10 +45,25 @@ def assert_error(model: torch.nn.Module, fragments: tuple[str, ...], **inputs: A
         (make_memory(3, 9), ("9 positions", "mem_len=8")),
         (make_memory(3, 4)[:2], ("mems has 2 tensors", f"{LAYERS} layers")),
         (torch.randn(5, 3, 4, WIDTH), ("mems has 5 tensors",)),
+        (DynamicCache(), ("mems is a DynamicCache", "as returned by the model")),
+        ([(memory, memory) for memory in make_memory(3, 4)], ("mems is a list", "tuple of tensors")),
     ],
 )
 def test_invalid_memory(mems: Any, fragments: tuple[str, ...]) -> None:
     assert_error(MODEL.model(mem_len=8), fragments, **BATCH, mems=mems)
+
+
+@pytest.mark.parametrize("case", MEMORY_CASES, ids=str)
+def test_caches_of_keys_and_values_raise(case: Case) -> None:
+    """The models have a memory instead of a cache, and `generate` computes it."""
+    model, batch = case.model(), make_common_batch(case)
+    cache = DynamicCache()
+    cache.update(torch.zeros(4, 4, 3, 8), torch.zeros(4, 4, 3, 8), 0)
+    assert_error(model, ("past_key_values",), **batch, past_key_values=cache)
+    if model.can_generate():
+        for name in ("past_key_values", "mems"):
+            with pytest.raises(CtxError, match=f"does not accept {name}"):
+                model.generate(batch["input_ids"], max_new_tokens=2, **{name: cache})
 
 
 @pytest.mark.parametrize("case", TASK_CASES, ids=str)

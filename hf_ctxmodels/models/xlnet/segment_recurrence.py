@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced
 from hf_ctxmodels.core.inputs import check_no_empty_rows
 from hf_ctxmodels.core.model import CtxPreTrainedModel
@@ -53,6 +54,15 @@ class GenerationWithMemory(StatefulGeneration):
     """The state of `generate` is the memory of earlier segments."""
 
     state_outputs: ClassVar[tuple[str, ...]] = ("mems",)
+
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> None:
+        for name in ("past_key_values", "mems"):
+            if model_kwargs.get(name) is not None:
+                raise CtxError(
+                    f"generate of {type(self).__name__} does not accept {name}: it computes the memory itself.",
+                    hint=f"remove {name}, and pass the whole text.",
+                )
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
 
     @staticmethod
     def _reorder_cache(past_key_values: Sequence[Tensor], beam_idx: Tensor) -> tuple[Tensor, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import Cache
 
 from hf_ctxmodels.core.compiled_ops import is_compiled
 from hf_ctxmodels.core.constants import IGNORE_INDEX, NO_TARGET
@@ -377,10 +378,14 @@ class StreamLayout:
 
 
 def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_size: int) -> Sequence[Tensor] | None:
-    """The memory, or None if it is empty; raises CtxError for the wrong number, shape or length of the tensors."""
-    if mems is None or not len(mems):
+    """The memory, or None if it is empty; raises CtxError for another type, number, shape or length of the tensors."""
+    if mems is None:
         return None
     unchanged = "pass mems unchanged, as returned by the model."
+    if isinstance(mems, Cache) or not all(isinstance(memory, Tensor) for memory in mems):
+        raise CtxError(f"mems is a {type(mems).__name__}, expected a tuple of tensors.", hint=unchanged)
+    if not len(mems):
+        return None
     if len(mems) != config.num_hidden_layers:
         raise CtxError(
             f"mems has {len(mems)} tensors, expected one for each of the {config.num_hidden_layers} layers.",
