@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import Cache, DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.generic import can_return_tuple
@@ -15,7 +16,13 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import is_traced, on_host, select_true
-from hf_ctxmodels.core.inputs import check_encoder_input, check_ids, cumulative_token_counts, padding_mask_or_none
+from hf_ctxmodels.core.inputs import (
+    check_encoder_input,
+    check_ids,
+    cumulative_token_counts,
+    mask_of_inputs,
+    padding_mask_or_none,
+)
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.base import (
     HeadModel,
@@ -26,6 +33,7 @@ from hf_ctxmodels.heads.base import (
     mean_over_targets,
 )
 from hf_ctxmodels.heads.causal_lm import next_token_targets
+from hf_ctxmodels.heads.downstream import ForSequenceClassification
 from hf_ctxmodels.layers.attention.layouts import Layout, build_layout, build_memory_layout, prefix_lengths
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import SelfAttention
@@ -203,22 +211,6 @@ class LayerStack(nn.Module):
         return self.embedding_output(self.embed(vectors, **extra_ids))
 
 
-def mask_of_inputs(
-    input_ids: Tensor | None, inputs_embeds: Tensor | None, attention_mask: Any, cache: Cache | None
-) -> Any:
-    """The columns of an attention mask, (batch, past + length) with a cache, that belong to the inputs."""
-    inputs = inputs_embeds if input_ids is None else input_ids
-    if (
-        cache is None
-        or padding_mask_or_none(attention_mask) is None
-        or not isinstance(inputs, Tensor)
-        or inputs.dim() < 2
-    ):
-        return attention_mask
-    length = inputs.shape[1]
-    return on_host(lambda mask: mask[:, -length:], attention_mask)
-
-
 def build_memory(source: EncodedSource, layout: Layout, cache: Cache | None) -> Memory:
     """The memory of cross-attention for a decoder's `layout`.
 
@@ -390,6 +382,7 @@ class DecoderHeadModel(HeadModel):
         """Run the decoder; with an auxiliary loss, the output has the attribute `encoded_tokens`: the (batch, length)
         `input_ids` (None with `inputs_embeds`), `attention_mask` and `sequence_ids`."""
         input_ids, pad_token_id = inputs.get("input_ids"), self.config.pad_token_id
+        cache = inputs.get("past_key_values")
         if (
             attention_mask is None
             and isinstance(input_ids, Tensor)
@@ -398,9 +391,13 @@ class DecoderHeadModel(HeadModel):
             and pad_token_id is not None
         ):
             attention_mask = on_host(lambda ids: is_not_trailing_padding(ids, pad_token_id), input_ids)
+            if cache is not None:  # all tokens in the cache are visible
+                past_length = cache.get_seq_length()
+                attention_mask = on_host(lambda mask: F.pad(mask, (past_length, 0), value=True), attention_mask)
         outputs = super().encode(attention_mask=attention_mask, **inputs)
         if self.has_auxiliary_lm_loss:
-            outputs.encoded_tokens = (input_ids, attention_mask, inputs.get("sequence_ids"))
+            mask = mask_of_inputs(input_ids, None, attention_mask, cache)
+            outputs.encoded_tokens = (input_ids, mask, inputs.get("sequence_ids"))
         return outputs
 
     def add_regularization(
@@ -440,6 +437,41 @@ class DecoderHeadModel(HeadModel):
             )
         matrix = embedding_matrix(self.get_input_embeddings(), self.config.vocab_size)
         return chunked_cross_entropy(states, matrix, None, labeled_targets(next_tokens), weights)
+
+
+class DecoderForSequenceClassification(ForSequenceClassification):
+    """A sequence classifier with a named argument `past_key_values`, which PEFT's prefix tuning looks for."""
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Compute logits (batch, num_labels), and the loss with `labels`. Other arguments as in the encoder's forward.
+
+        Args:
+            labels: As in `heads.ForSequenceClassification.forward`.
+            past_key_values: The cache of a prefix; `attention_mask` is then (batch, prefix + length).
+        """
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            labels=labels,
+            num_items_in_batch=num_items_in_batch,
+            past_key_values=past_key_values,
+            **{**kwargs, "return_dict": True},
+        )
 
 
 def is_not_trailing_padding(input_ids: Tensor, pad_token_id: int) -> Tensor:

@@ -14,11 +14,10 @@ from hf_ctxmodels.architectures.transformer_decoder import (
     EncodedSource,
     build_memory,
     check_cache,
-    mask_of_inputs,
     token_positions,
 )
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_ids, cumulative_token_counts
+from hf_ctxmodels.core.inputs import check_ids, cumulative_token_counts, mask_of_inputs
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.layouts import Layout, build_layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec

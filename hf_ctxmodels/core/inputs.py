@@ -159,6 +159,22 @@ def padding_mask_or_none(attention_mask: Any) -> Tensor | None:
     return attention_mask if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 else None
 
 
+def mask_of_inputs(
+    input_ids: Tensor | None, inputs_embeds: Tensor | None, attention_mask: Any, cache: Cache | None
+) -> Any:
+    """The columns of an attention mask, (batch, past + length) with a cache, that belong to the inputs."""
+    inputs = inputs_embeds if input_ids is None else input_ids
+    if (
+        cache is None
+        or padding_mask_or_none(attention_mask) is None
+        or not isinstance(inputs, Tensor)
+        or inputs.dim() < 2
+    ):
+        return attention_mask
+    length = inputs.shape[1]
+    return on_host(lambda mask: mask[:, -length:], attention_mask)
+
+
 def _check_attention_mask(
     attention_mask: Any, batch_size: int, length: int, accepts_4d_masks: bool, hint: str | None
 ) -> Tensor | None:

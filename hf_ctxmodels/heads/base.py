@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host, select_true
-from hf_ctxmodels.core.inputs import check_id_type, check_tensors, padding_mask_or_none
+from hf_ctxmodels.core.inputs import check_id_type, check_tensors, mask_of_inputs, padding_mask_or_none
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.layer_mix import build_layer_mix, encode_with_layer_mix
 from hf_ctxmodels.layers.common import HookPoint, ScalarMix
@@ -282,7 +282,10 @@ class HeadModel(CtxPreTrainedModel):
                     f"Pooling needs an attention_mask (batch, length); got {tuple(attention_mask.shape)}.",
                     hint="pass a mask of this shape, or set classifier_pooling=None.",
                 )
-            token_mask = build_token_mask(outputs.last_hidden_state, attention_mask, inputs.get("sequence_ids"))
+            mask = mask_of_inputs(
+                inputs.get("input_ids"), inputs.get("inputs_embeds"), attention_mask, inputs.get("past_key_values")
+            )
+            token_mask = build_token_mask(outputs.last_hidden_state, mask, inputs.get("sequence_ids"))
             outputs.pooler_output = pool_tokens(outputs.last_hidden_state, token_mask, self.pooling)
         return outputs
 

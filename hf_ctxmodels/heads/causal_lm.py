@@ -15,7 +15,7 @@ from hf_ctxmodels.core.caches import PreallocatedCache
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, select_true, to_device
-from hf_ctxmodels.core.inputs import check_aligned, check_tensors, sequence_numbers
+from hf_ctxmodels.core.inputs import check_aligned, check_tensors, mask_of_inputs, sequence_numbers
 from hf_ctxmodels.heads.base import (
     HeadModel,
     ItemCounts,
@@ -80,7 +80,8 @@ class ForCausalLM(HeadModel, GenerationMixin):
                 none, instead of `labels`. It is not a named argument, because Trainer would treat it as labels.
         """
         shift_labels = kwargs.pop("shift_labels", None)
-        targets = self.resolve_targets(input_ids, attention_mask, inputs_embeds, labels, shift_labels, sequence_ids)
+        mask = mask_of_inputs(input_ids, inputs_embeds, attention_mask, past_key_values)
+        targets = self.resolve_targets(input_ids, mask, inputs_embeds, labels, shift_labels, sequence_ids)
         computes_logits = targets is None or self.needs_all_logits(return_logits)
         outputs = self.encode_for_targets(
             None if targets is None else mask_of_targets(targets),

@@ -124,6 +124,48 @@ def test_task_type_sets_target_modules(family: str, tmp_path: Path) -> None:
         assert all(gradient.any() for gradient in ia3_gradients), f"{case}: IA3"
 
 
+PREFIX_TASKS = {"AutoModelForSequenceClassification": "SEQ_CLS", "AutoModelForCausalLM": "CAUSAL_LM"}
+PREFIX_FAMILIES = ("gpt", "gpt2", "gpt3", "grover")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in TRANSFORMERS if case.family.name in PREFIX_FAMILIES and case.auto_name in PREFIX_TASKS],
+    ids=str,
+)
+def test_prefix_tuning_of_decoders(case: Case) -> None:
+    """A padded batch, with or without the mask of trailing padding, has the loss of its unpadded rows."""
+    config = case.config()
+    torch.manual_seed(1)
+    adapted = peft.get_peft_model(
+        case.model(),
+        peft.PrefixTuningConfig(
+            task_type=PREFIX_TASKS[case.auto_name],
+            num_virtual_tokens=3,
+            num_layers=config.num_hidden_layers,
+            token_dim=config.hidden_size,
+            num_attention_heads=config.num_attention_heads,
+        ),
+    )
+    batch = labeled_batch(case, (12, 7, 9), side="right")
+    plain = scalar_loss(case, adapted.get_base_model(), batch)
+    losses, num_targets = [], []
+    for row, length in enumerate((12, 7, 9)):
+        inputs = {name: tensor[row : row + 1] for name, tensor in batch.items()}
+        inputs = {name: tensor[:, :length] if tensor.dim() > 1 else tensor for name, tensor in inputs.items()}
+        losses.append(adapted(**inputs).loss)
+        num_targets.append(inputs["labels"].ne(-100)[:, 1:].sum() if case.shifts_labels else torch.tensor(1))
+    weights = torch.stack(num_targets) / torch.stack(num_targets).sum()
+    expected = (torch.stack(losses) * weights).sum()
+    assert abs(expected - plain) > 1e-3, "the prefix has no effect"
+    loss = adapted(**batch).loss
+    assert_close(loss, expected)
+    loss.backward()
+    assert adapted.prompt_encoder["default"].embedding.weight.grad.any()
+    del batch["attention_mask"]
+    assert_close(adapted(**batch).loss, expected)
+
+
 BERT, XLNET = (next(case for case in WITH_TASK if case.family.name == name) for name in ("bert", "xlnet"))
 
 

@@ -9,7 +9,11 @@ from transformers import GenerationMixin
 from transformers.core_model_loading import WeightRenaming
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, TransformerDecoder
+from hf_ctxmodels.architectures.transformer_decoder import (
+    DecoderForSequenceClassification,
+    DecoderHeadModel,
+    TransformerDecoder,
+)
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import on_host
 from hf_ctxmodels.core.model import CtxPreTrainedModel
@@ -75,7 +79,7 @@ class CtxGptForCausalLM(heads.ForCausalLM, CtxGptHeadModel, GenerationMixin):
     reference_architecture = "OpenAIGPTLMHeadModel"
 
 
-class CtxGptForSequenceClassification(heads.ForSequenceClassification, CtxGptHeadModel):
+class CtxGptForSequenceClassification(DecoderForSequenceClassification, CtxGptHeadModel):
     """GPT with a classifier or regressor on the state of the last token, _classify_ (section 3.3).
 
     For similarity tasks `input_ids` (batch, orders, length) hold both orders of a pair; the classifier's input is the

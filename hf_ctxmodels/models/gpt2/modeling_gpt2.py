@@ -7,7 +7,11 @@ from transformers import initialization as init
 from transformers.core_model_loading import WeightRenaming
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, TransformerDecoder
+from hf_ctxmodels.architectures.transformer_decoder import (
+    DecoderForSequenceClassification,
+    DecoderHeadModel,
+    TransformerDecoder,
+)
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.weights import gpt_conversions
 from hf_ctxmodels.layers.attention.modules import SelfAttention
@@ -71,7 +75,7 @@ class CtxGpt2ForCausalLM(heads.ForCausalLM, CtxGpt2HeadModel, GenerationMixin):
     reference_architecture = "GPT2LMHeadModel"
 
 
-class CtxGpt2ForSequenceClassification(heads.ForSequenceClassification, CtxGpt2HeadModel):
+class CtxGpt2ForSequenceClassification(DecoderForSequenceClassification, CtxGpt2HeadModel):
     """GPT-2 with a classifier or regressor on the last token's state."""
 
     reference_architecture = "GPT2ForSequenceClassification"

@@ -4,7 +4,11 @@ from torch import nn
 from transformers import GenerationMixin
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, TransformerDecoder
+from hf_ctxmodels.architectures.transformer_decoder import (
+    DecoderForSequenceClassification,
+    DecoderHeadModel,
+    TransformerDecoder,
+)
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.masks import CAUSAL, MaskSpec
 from hf_ctxmodels.models.gpt2.modeling_gpt2 import init_residual_projections
@@ -52,7 +56,7 @@ class CtxGpt3ForCausalLM(heads.ForCausalLM, CtxGpt3HeadModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "gpt3.word_embeddings.weight"}
 
 
-class CtxGpt3ForSequenceClassification(heads.ForSequenceClassification, CtxGpt3HeadModel):
+class CtxGpt3ForSequenceClassification(DecoderForSequenceClassification, CtxGpt3HeadModel):
     """GPT-3 with a classifier or regressor on the last token's state."""
 
     classifier_bias = False

@@ -10,7 +10,11 @@ from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, TransformerDecoder
+from hf_ctxmodels.architectures.transformer_decoder import (
+    DecoderForSequenceClassification,
+    DecoderHeadModel,
+    TransformerDecoder,
+)
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, AttentionMask
@@ -104,7 +108,7 @@ class CtxGroverForCausalLM(heads.ForCausalLM, CtxGroverHeadModel, GenerationMixi
     _tied_weights_keys = {"lm_head.weight": "grover.word_embeddings.weight"}
 
 
-class CtxGroverForSequenceClassification(heads.ForSequenceClassification, CtxGroverHeadModel):
+class CtxGroverForSequenceClassification(DecoderForSequenceClassification, CtxGroverHeadModel):
     """Grover with a sequence classifier, for example of human and machine-generated articles (section 5).
 
     The classifier's input is the state of the first `config.classifier_token_id`, <|beginsummary|>, or of the last
