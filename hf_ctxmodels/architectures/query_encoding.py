@@ -5,8 +5,7 @@ target before that position, and to itself; no other token attends to it. The so
 are columns of one input, so that one call of the attention function covers them all.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -217,23 +216,9 @@ def encode_columns(
     states = encoder.embeddings(layout.pack(embedded), packed_positions, segments)
     mask = MaskSpec(ranges=ranges)
     output_mask = None if output_mask is None else to_device(output_mask, device)
-    with nullcontext() if cache is None else _gradient_checkpointing_disabled(encoder.layers):
-        return run_stack(
-            encoder.layers, states, layout, mask, past_key_values=cache, output_mask=output_mask, **output_flags
-        )
-
-
-@contextmanager
-def _gradient_checkpointing_disabled(layers: nn.ModuleList) -> Iterator[None]:
-    """Disable the checkpointing of layers, which would not fill the cache."""
-    checkpointed_layers: list[Any] = [layer for layer in layers if layer.gradient_checkpointing]
-    for layer in checkpointed_layers:
-        layer.gradient_checkpointing = False
-    try:
-        yield
-    finally:
-        for layer in checkpointed_layers:
-            layer.gradient_checkpointing = True
+    return run_stack(
+        encoder.layers, states, layout, mask, past_key_values=cache, output_mask=output_mask, **output_flags
+    )
 
 
 @dataclass

@@ -184,7 +184,16 @@ class ResidualSum(nn.Module):
         return total if norm is None else norm(total)
 
 
-class TransformerBlock(GradientCheckpointingLayer):
+class CheckpointedBlock(GradientCheckpointingLayer):
+    """A block with gradient checkpointing, which uses the cache if no gradients are computed, as in `generate`."""
+
+    @property
+    def _can_checkpoint_with_cache(self) -> bool:
+        # transformers drops the cache of a checkpointed block, because its recomputation would update the cache again
+        return not torch.is_grad_enabled()
+
+
+class TransformerBlock(CheckpointedBlock):
     """Self-attention, optional cross-attention, and a feed-forward network, with dropout and residual connections.
 
     `norm="post"` normalizes each sum (Vaswani et al. 2017), `norm="pre"` the input of each sub-layer; the last block's

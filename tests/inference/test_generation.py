@@ -168,6 +168,21 @@ def test_generation_with_prepacked_weights(case: Case, monkeypatch: pytest.Monke
     assert_close(torch.stack(prepacked.logits), torch.stack(unpacked.logits))
 
 
+@pytest.mark.parametrize(
+    "case", [case for case in GENERATING_CASES if case.model_class.supports_gradient_checkpointing], ids=str
+)
+@pytest.mark.filterwarnings("ignore")
+def test_generation_with_gradient_checkpointing(case: Case) -> None:
+    """Checkpointing of a model in training mode does not change the text; the models have no dropout."""
+    model, inputs = case.model().train(), make_batch(case)["input_ids"] if case.is_seq2seq else PROMPTS
+    sequences = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        sequences.append(model.generate(inputs, **OPTIONS, do_sample=False))
+        model.activation_checkpointing_enable()
+    assert torch.equal(*sequences)
+
+
 @pytest.mark.parametrize("case", [case for case in GENERATING_CASES if not case.is_seq2seq], ids=str)
 @pytest.mark.parametrize("has_negative_prompt", [False, True])
 @pytest.mark.filterwarnings("ignore")
