@@ -15,8 +15,9 @@ from hf_ctxmodels.core.command_line import find_packaged, parse_arguments, read_
 from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, convert, did_you_mean, field_default, is_settable, split_choice
+from hf_ctxmodels.core.paths import is_url
 from hf_ctxmodels.core.yaml_mapping import YamlMapping
-from hf_ctxmodels.data.files import describe_content, is_pattern, is_url, match_files
+from hf_ctxmodels.data.files import describe_content, is_pattern, match_files
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer

@@ -24,7 +24,8 @@ from hf_ctxmodels.conversion.word_vectors import WordVectors, gensim_models
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import check_output_file, replacing
-from hf_ctxmodels.data.files import compression_suffix, file_errors, file_info, local_path, open_file, write_compressed
+from hf_ctxmodels.core.paths import local_path
+from hf_ctxmodels.data.files import compression_suffix, file_errors, file_info, open_file, write_compressed
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
 

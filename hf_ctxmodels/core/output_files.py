@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.paths import local_path
 
 MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json")
 TOKENIZER_FILES = (
@@ -82,7 +83,7 @@ def check_output_file(
     location = f"{flag} {file}"
     if file.is_dir():
         raise CtxError("The output file is a directory.", location=location, hint="choose a file name.")
-    paths = [Path(str(source).removeprefix("file://")).expanduser() for source in inputs if source is not None]
+    paths = [Path(local_path(source)) for source in inputs if source is not None]
     if any(path.exists() and file.samefile(path) for path in paths):
         raise CtxError(
             "The output file is one of the input files.",

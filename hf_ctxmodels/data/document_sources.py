@@ -13,6 +13,7 @@ from hf_ctxmodels.core.console import is_main_process, print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.core.loading import read_utf8, require_existing_path
+from hf_ctxmodels.core.paths import is_url, local_path
 from hf_ctxmodels.data.demo_corpus import demo_documents
 from hf_ctxmodels.data.documents import (
     PART_BYTES,
@@ -32,9 +33,7 @@ from hf_ctxmodels.data.files import (
     file_name,
     is_directory,
     is_pattern,
-    is_url,
     local_files,
-    local_path,
     match_files,
     require_file,
     split_columns,

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
 from hf_ctxmodels.core.errors import CtxError, describe_error
+from hf_ctxmodels.core.paths import is_url, local_path
 
 COMPRESSION_SUFFIXES = (".gz", ".zst")
 DATA_SUFFIXES = (".txt", ".jsonl", ".parquet", ".csv", ".tsv", ".json", ".conll", ".conllu", ".xml", ".html", ".tar")
@@ -34,17 +35,6 @@ class DataFile(NamedTuple):
     path: str
     size: int | None
     has_ranges: bool = True
-
-
-def is_url(path: str | Path) -> bool:
-    """Whether a path is a URL."""
-    return "://" in str(path)
-
-
-def local_path(path: str | Path) -> str:
-    """A path with `~` expanded, and the path of a `file://` URL; other URLs are unchanged."""
-    text = str(path).removeprefix("file://")
-    return text if is_url(text) else str(Path(text).expanduser())
 
 
 def same_file(path: str | Path, other: str | Path) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import parse_json
+from hf_ctxmodels.core.paths import is_url, local_path
 from hf_ctxmodels.data.documents import TextWithCode, TextWithUnits, TranslatedText
 from hf_ctxmodels.data.files import (
     DATA_SUFFIXES,
@@ -23,8 +24,6 @@ from hf_ctxmodels.data.files import (
     compression_suffix,
     file_errors,
     file_suffix,
-    is_url,
-    local_path,
     missing_file_error,
     open_file,
 )

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import get_type_hints
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.paths import is_url, local_path
 from hf_ctxmodels.core.yaml_mapping import YamlMapping
-from hf_ctxmodels.data.files import is_url, local_path
 from hf_ctxmodels.downstream.tasks import TASKS
 from hf_ctxmodels.downstream.tasks.base import TaskArguments, check_unused_arguments
 

@@ -22,8 +22,8 @@ from typing import Any, Literal
 from hf_ctxmodels.core.command_line import packaged_folder
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import did_you_mean
+from hf_ctxmodels.core.paths import is_url, local_path
 from hf_ctxmodels.core.yaml_mapping import YamlMapping
-from hf_ctxmodels.data.files import is_url, local_path
 from hf_ctxmodels.data.table_files import MissingColumnError, Row, is_label, parse_number, require_labels
 from hf_ctxmodels.downstream.tasks.question_answering import has_answers
 from hf_ctxmodels.downstream.text2text.examples import Template, TextExample, field_value, select_rows, value_text

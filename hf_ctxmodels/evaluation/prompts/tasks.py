@@ -20,8 +20,8 @@ from random import Random
 from typing import Any, Literal, get_args
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.paths import is_url, local_path
 from hf_ctxmodels.core.yaml_mapping import YamlMapping
-from hf_ctxmodels.data.files import is_url, local_path
 from hf_ctxmodels.data.table_files import Row
 from hf_ctxmodels.downstream.text2text.examples import Template, TextExample, value_text
 from hf_ctxmodels.downstream.text2text.templates import TASK_KEYS, TextTask, find_task_file, parse_entry, read_entries
