@@ -179,7 +179,7 @@ def print_nearest_in_context(arguments: WordArguments, placement: DeviceArgument
             print(f"  {cosine:.3f}  {context_text(corpus.sentences[neighbor.sentence], neighbor)}")
 
 
-_NUM_FILES = {"similarity": 1, "relatedness": 2, "classification": 2}  # of a value of the flag
+_TABLES_PER_VALUE = {"similarity": 1, "relatedness": 2, "classification": 2}  # by flag
 
 
 @dataclass
@@ -214,7 +214,7 @@ def sentences() -> None:
         hf-ctxmodels evaluate sentences --model runs/xlm --pooling mean --retrieval en=verses.en.txt,de=verses.de.txt
     """
     arguments, placement = parse_arguments(SentenceArguments, DeviceArguments, description=getdoc(sentences))
-    tables = {name: split_tables(name, getattr(arguments, name)) for name in _NUM_FILES}
+    tables = {name: split_tables(name, getattr(arguments, name)) for name in _TABLES_PER_VALUE}
     # all files are checked before the model is loaded
     for (file,), columns in tables["similarity"]:
         read_rated_pairs(file, columns)
@@ -223,8 +223,7 @@ def sentences() -> None:
             read_rated_pairs(file, columns)
     for (train, test), columns in tables["classification"]:
         read_labeled_splits(train, test, columns)
-    for text in arguments.retrieval:
-        read_translations(text)
+    translations = [read_translations(text) for text in arguments.retrieval]
     model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModel.__name__)
     placement.place(model)
     encode = partial(encode_sentences, model, tokenizer, pooling=arguments.pooling, batch_size=arguments.batch_size)
@@ -238,8 +237,8 @@ def sentences() -> None:
     for (train, test), columns in tables["classification"]:
         probe = classification(encode, train, test, columns, arguments.seed)
         print(f"{test:<44} accuracy {probe.accuracy:.4f}  majority {probe.majority:.4f}  {probe.examples[1]} examples")
-    for text in arguments.retrieval:
-        print("\n".join(retrieval_lines(encode, tokenizer, text)))
+    for sides in translations:
+        print("\n".join(retrieval_lines(encode, tokenizer, sides)))
     metrics += ["accuracy"] if arguments.classification else []
     metrics += get_args(Criterion) if arguments.retrieval else []
     if metrics:
@@ -251,7 +250,7 @@ def split_tables(flag_name: str, texts: list[str]) -> list[tuple[list[str], list
     tables = []
     for text in texts:
         files, columns = split_columns(text)
-        if len(files.split(",")) != _NUM_FILES[flag_name] or not columns:
+        if len(files.split(",")) != _TABLES_PER_VALUE[flag_name] or not columns:
             raise CtxError(f"Invalid value {text!r}.", location=f"--{flag_name}", hint="see --help for the format.")
         tables.append((files.split(","), columns))
     return tables
@@ -280,10 +279,10 @@ def read_translations(text: str) -> list[tuple[str, str, list[str]]]:
     return translations
 
 
-def retrieval_lines(encode: Encode, tokenizer: Any, text: str) -> list[str]:
-    """The accuracies of the retrieval of translations in both directions, for a value of `--retrieval`."""
+def retrieval_lines(encode: Encode, tokenizer: Any, sides: list[tuple[str, str, list[str]]]) -> list[str]:
+    """The accuracies of the retrieval of translations in both directions; `sides` from `read_translations`."""
     names, vectors = [], []
-    for language, file, sentences in read_translations(text):
+    for language, file, sentences in sides:
         if language:
             if not hasattr(tokenizer, "language"):
                 name = type(tokenizer).__name__

@@ -11,7 +11,7 @@ from torch import Tensor
 from zoo import Case
 
 from hf_ctxmodels import CtxError, CtxXLMConfig, CtxXLMModel, CtxXLMTokenizer
-from hf_ctxmodels.cli.evaluate import retrieval_lines
+from hf_ctxmodels.cli.evaluate import read_translations, retrieval_lines
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.evaluation import MinimalPair, PairResult, evaluate_pairs, read_pairs, total_result, unigram_scorer
 from hf_ctxmodels.inference import encode_sentences, score
@@ -105,14 +105,15 @@ def test_retrieval_uses_language_of_each_file(tmp_path: Path) -> None:
         return vectors
 
     files_by_language = ",".join(f"{code}={tmp_path / f'text.{code}.txt'}" for code in texts)
-    assert "text.en.txt -> text.de.txt" in retrieval_lines(encode, tokenizer, files_by_language)[0]
+    assert "text.en.txt -> text.de.txt" in retrieval_lines(encode, tokenizer, read_translations(files_by_language))[0]
     assert [*encoded] == ["en", "de"]
     tokenizer.language = "en"
     wrong_language = encode_sentences(model, tokenizer, texts["de"], pooling="mean")
     assert (wrong_language - encoded["de"]).abs().max() > 1e-3
     tokenizer.language = None
+    files = ",".join(str(tmp_path / f"text.{code}.txt") for code in texts)
     with pytest.raises(CtxError, match="langs is missing"):
-        retrieval_lines(encode, tokenizer, ",".join(str(tmp_path / f"text.{code}.txt") for code in texts))
+        retrieval_lines(encode, tokenizer, read_translations(files))
 
 
 @pytest.mark.parametrize(
