@@ -184,8 +184,9 @@ class ResidualSum(nn.Module):
         return total if norm is None else norm(total)
 
 
-class CheckpointedBlock(GradientCheckpointingLayer):
-    """A block with gradient checkpointing, which uses the cache if no gradients are computed, as in `generate`."""
+class CheckpointingWithCache:
+    """Mixin for blocks that use the cache despite gradient checkpointing if no gradients are computed, as in
+    `generate`."""
 
     @property
     def _can_checkpoint_with_cache(self) -> bool:
@@ -193,7 +194,7 @@ class CheckpointedBlock(GradientCheckpointingLayer):
         return not torch.is_grad_enabled()
 
 
-class TransformerBlock(CheckpointedBlock):
+class TransformerBlock(CheckpointingWithCache, GradientCheckpointingLayer):
     """Self-attention, optional cross-attention, and a feed-forward network, with dropout and residual connections.
 
     `norm="post"` normalizes each sum (Vaswani et al. 2017), `norm="pre"` the input of each sub-layer; the last block's

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationMixin
 from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_decoder import (
@@ -20,11 +21,11 @@ from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, AttentionMask
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.pooling import build_token_mask, last_token_columns, states_at
-from hf_ctxmodels.layers.transformer import BlockOutput, CheckpointedBlock, FeedForward, Memory, ResidualSum
+from hf_ctxmodels.layers.transformer import BlockOutput, CheckpointingWithCache, FeedForward, Memory, ResidualSum
 from hf_ctxmodels.models.grover.configuration_grover import CtxGroverConfig
 
 
-class GroverBlock(CheckpointedBlock):
+class GroverBlock(CheckpointingWithCache, GradientCheckpointingLayer):
     """Attention without a norm, then a feed-forward network between two norms.
 
     x = h + attention(h); the output is LN1(x + feed_forward(LN0(x))). Both branches have dropout.
