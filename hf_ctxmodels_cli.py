@@ -128,7 +128,7 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
                 ),
                 "pairs": Command("Minimal pairs of acceptable and unacceptable sentences.", "evaluate", "pairs"),
                 "prompts": Command("Tasks as prompts, with examples in the context.", "evaluate_prompts"),
-                "perplexity": Command("Perplexity of a causal language model.", "evaluate", "perplexity"),
+                "perplexity": Command("Perplexity of a causal language model.", "evaluate_perplexity"),
                 "control": Command("Control codes: perplexity, attribution, generated texts.", "evaluate_control"),
                 "mining": Command("Mining of translations in unaligned sentences.", "evaluate_mining"),
                 "transfer": Command("Zero-shot transfer of a task between languages.", "transfer"),

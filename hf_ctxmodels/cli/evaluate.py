@@ -22,7 +22,7 @@ from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.document_sources import document_files, load_documents
 from hf_ctxmodels.data.files import split_columns
-from hf_ctxmodels.data.text_files import Separator, read_lines
+from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation, measure_forgetting
 from hf_ctxmodels.downstream.tasks import SequenceClassification, TaskArguments
@@ -46,7 +46,6 @@ from hf_ctxmodels.evaluation import (
     unigram_scorer,
 )
 from hf_ctxmodels.evaluation.cooccurrence_ratios import cooccurrence_probabilities, learned_ratios
-from hf_ctxmodels.evaluation.perplexity import measure_perplexity, measure_perplexity_with_memory
 from hf_ctxmodels.evaluation.scoring import load_language_model
 from hf_ctxmodels.evaluation.sentence_tests import read_labeled_splits, read_rated_pairs
 from hf_ctxmodels.inference import score, score_ensemble
@@ -340,91 +339,6 @@ def pairs() -> None:
             f"difference {result.accuracy - unigram.accuracy:+.4f}  {result.pairs} pairs"
         )
     print(range_note("accuracy", "unigram"))
-
-
-@dataclass
-class PerplexityArguments:
-    """Model and text."""
-
-    model: str = flag(REQUIRED, "Checkpoint directory or Hub id of a causal language model, or XLNet.")
-    dataset: list[str] = flag(
-        REQUIRED, "demo, a .txt, .jsonl or .parquet file or a pattern of files, or a Hub id; or several of these."
-    )
-    split: str = flag("test", "Split of a Hub dataset.")
-    validation_fraction: float | None = flag(
-        None, "Use only the validation documents of pretrain with this fraction and the same files."
-    )
-    document_separator: Separator | None = flag(
-        None, "As of pretrain; by default `blank`, or with --validation_fraction guessed as by pretrain."
-    )
-    max_length: int | None = flag(None, "Window length in tokens; by default the maximum length of the model.")
-    stride: int | None = flag(None, "Stride of the windows in tokens; by default half a window.")
-    memory_length: int | None = flag(
-        None,
-        "Read the text in segments of --max_length tokens (by default 64) with a memory of N states (Transformer-XL).",
-        conflicts=("stride",),
-    )
-    clamp_len: int | None = flag(
-        None, "With --memory_length: clamp distances to N, -1 for no limit; by default as in training."
-    )
-    same_length: bool | None = flag(
-        None, "With --memory_length: whether a token attends to at most N tokens; by default as in training."
-    )
-    batch_size: int = flag(8, "Windows per batch.")
-
-    def __post_init__(self) -> None:
-        check_range(self, "clamp_len", at_least=-1)
-        check_range(self, "batch_size", at_least=1)
-        if self.memory_length is None and (self.clamp_len is not None or self.same_length is not None):
-            raise CtxError(
-                "Without --memory_length the text is read in windows without a memory.",
-                location="--clamp_len, --same_length",
-                hint="add --memory_length N, or remove them.",
-            )
-
-
-def perplexity() -> None:
-    """Compute the perplexity of a causal language model on a text, per token and per word, and bits per character and
-    byte, with a sliding window.
-
-        hf-ctxmodels evaluate perplexity --model runs/gpt2 --dataset 'corpus/test*.txt' --stride 256
-        hf-ctxmodels evaluate perplexity --model runs/transformer_xl --dataset test.txt --memory_length 640 \\
-            --clamp_len 400 --same_length true
-    """
-    arguments, placement = parse_arguments(PerplexityArguments, DeviceArguments, description=getdoc(perplexity))
-    model, tokenizer = load_model_and_tokenizer(arguments.model, "AutoModelForCausalLM")
-    placement.place(model)
-    separator: Separator | None = arguments.document_separator
-    if separator is None and arguments.validation_fraction is None:
-        separator = "blank"
-    documents = load_documents(*arguments.dataset, split=arguments.split, skip_empty=True, document_separator=separator)
-    if arguments.validation_fraction is not None:
-        documents = documents.split(arguments.validation_fraction)[1]
-    # sentences are joined by spaces, as in causal language modeling
-    texts = map(" ".join, documents)
-    if arguments.memory_length is not None:
-        result = measure_perplexity_with_memory(
-            model,
-            tokenizer,
-            texts,
-            memory_length=arguments.memory_length,
-            segment_length=arguments.max_length or 64,
-            batch_size=arguments.batch_size,
-            clamp_len=arguments.clamp_len,
-            same_length=arguments.same_length,
-        )
-    else:
-        windows = {name: getattr(arguments, name) for name in ("max_length", "stride", "batch_size")}
-        result = measure_perplexity(model, tokenizer, texts, **windows)
-    print(
-        f"perplexity {result.per_token:.3f} per token, {result.per_word:.3f} per word; {result.tokens:,} tokens, "
-        f"{result.words:,} words, {result.unknown:,} unknown tokens, {result.nats / result.tokens:.4f} nats per token"
-    )
-    print(
-        f"bits {result.bits_per_character:.4f} per character, {result.bits_per_byte:.4f} per byte; "
-        f"{result.characters:,} characters, {result.bytes:,} bytes"
-    )
-    print(range_note("perplexity"))
 
 
 @dataclass

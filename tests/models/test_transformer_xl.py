@@ -1,5 +1,6 @@
 """Transformer-XL compared with the equations of Dai et al. 2019 and of the adaptive softmax, token by token."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -255,6 +256,28 @@ def test_perplexity_and_generation_commands(tmp_path: Path) -> None:
         ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").input_ids
         output = load_model(model).generate(ids, max_new_tokens=4, do_sample=False)[0]
         assert tokenizer.decode(output, skip_special_tokens=True).endswith(line.strip())
+
+
+def test_perplexity_by_memory_length(tmp_path: Path) -> None:
+    """Several lengths of the memory are compared in a table and a figure, whose values are those of single runs."""
+    texts = ["the cat sat on the mat", "the dog sat on the cat"]
+    tokenizer = CtxTransformerXLTokenizer.train(texts * 3, vocab_size=30)
+    model = save(tmp_path / "model", make_model(vocab_size=len(tokenizer), cutoffs=[], div_val=1), tokenizer)
+    (tmp_path / "text.txt").write_text("\n\n".join(texts))
+    flags = {"model": model, "dataset": tmp_path / "text.txt", "max_length": 3, "output_dir": tmp_path / "memory"}
+    report = command_output("evaluate perplexity", **flags, memory_length=[4, 0])
+    result = json.loads((tmp_path / "memory" / "perplexity.json").read_text())["values"]
+    assert result["memory_length"] == [0, 4]
+    for length, per_token in zip(result["memory_length"], result["perplexity per token"], strict=True):
+        options = {"memory_length": length, "segment_length": 3}
+        expected = measure_perplexity_with_memory(load_model(model), tokenizer, texts, **options).per_token
+        assert per_token == pytest.approx(expected)
+        assert f"{per_token:.4f}" in report
+    assert len(set(result["perplexity per token"])) == 2
+    assert "states of the memory" in (tmp_path / "memory" / "perplexity-memory.svg").read_text()
+    assert "already holds" in command_output("evaluate perplexity", **flags, memory_length=[4, 0], fails=True)
+    assert "several lengths" in command_output("evaluate perplexity", **flags, memory_length=4, fails=True)
+    assert "at least 0" in command_output("evaluate perplexity", **flags, memory_length=[4, -1], fails=True)
 
 
 def load_model(source: Path) -> CtxTransformerXLForCausalLM:
