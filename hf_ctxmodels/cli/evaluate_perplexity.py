@@ -166,7 +166,7 @@ def memory_result(results: dict[int, Perplexity], arguments: PerplexityArguments
     table = Table(title, list(measures), rows, list(zip(*measures.values())), best="min", digits=4, note=note)
     chart = LineChart(
         "memory", title, lengths, {"perplexity per token": measures["perplexity per token"]},
-        x_label="states of the memory", y_label="perplexity per token", caption=note,
+        x_label="states of the memory", y_label="perplexity per token", log_x=lengths[0] > 0, caption=note,
     )  # fmt: skip
     settings = {name: value for name, value in asdict(arguments).items() if name not in ("output_dir", "overwrite")}
     values = {"memory_length": lengths, **measures}
