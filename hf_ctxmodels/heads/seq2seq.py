@@ -138,9 +138,10 @@ class Seq2SeqHead(HeadModel, GenerationMixin):
         """A shallow copy whose `config.vocab_size`, which transformers reads, is the size of the target vocabulary."""
         if self.config.get_text_config().vocab_size == self.config.target_vocab_size:
             return self
-        model = copy(self)
-        model.config = copy(self.config)
-        model.config.vocab_size = self.config.target_vocab_size
+        config = copy(self.config)
+        config.vocab_size = self.config.target_vocab_size
+        model = object.__new__(type(self))  # `copy` would initialize a model that FSDP shards
+        model.__dict__.update(self.__dict__, config=config)
         return model
 
     def resolve_decoder_input_ids(

@@ -22,6 +22,7 @@ REPRESENTATIVES = [
     "electra-AutoModelForPreTraining",
     "elmo-AutoModelForPreTraining",
     "ulmfit-AutoModelForCausalLM",
+    "transformer_xl-AutoModelForCausalLM",
     "cove-AutoModelForSeq2SeqLM",
     "glove-AutoModelForPreTraining",
     "unilm-AutoModelForSeq2SeqLM",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hf_ctxmodels.core.host_copies import on_host
 from hf_ctxmodels.layers.common import embedding_matrix
 
 
@@ -115,7 +116,12 @@ class AdaptiveSoftmax(nn.Module):
             columns = torch.where(targets >= start, embedding.ends[0] + cluster - 1, columns)
         losses = -first.gather(1, columns[:, None])[:, 0]
         for cluster, (start, end) in enumerate(zip(embedding.ends, embedding.ends[1:]), 1):
-            rows = ((targets >= start) & (targets < end)).nonzero()[:, 0]
+            rows = _rows_between(targets, start, end)
             tail = self._log_softmax(states[rows], cluster, embedding)  # also without rows: DDP expects gradients
             losses = losses.index_add(0, rows, -tail.gather(1, (targets[rows] - start)[:, None])[:, 0])
         return losses
+
+
+def _rows_between(targets: Tensor, start: int, end: int) -> Tensor:
+    """Indices of the targets from `start` to before `end`."""
+    return on_host(lambda ids: ((ids >= start) & (ids < end)).nonzero()[:, 0], targets)

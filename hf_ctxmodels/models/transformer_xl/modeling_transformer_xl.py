@@ -15,7 +15,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.host_copies import select_true
+from hf_ctxmodels.core.host_copies import on_host, select_true
 from hf_ctxmodels.core.inputs import check_tensors, reject_unused_tensors
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.common import HookPoint
@@ -230,8 +230,8 @@ class CtxTransformerXLForCausalLM(GenerationWithMemory, heads.ForCausalLM, CtxTr
             logits = self.softmax.log_probabilities(slice_logits_to_keep(states, logits_to_keep), embedding)
         if targets is not None and target_mask is not None:
             states = select_true(states, target_mask) if computes_logits else states
-            targets_in_text = select_true(targets, target_mask)
-            heads.check_classes(targets_in_text, self.config.vocab_size, "labels", "vocab_size")
+            heads.check_classes(targets, self.config.vocab_size, "labels", "vocab_size")
+            targets_in_text = on_host(lambda ids, mask: ids[mask], targets, target_mask)
             total = self.softmax.loss(states, targets_in_text, embedding).sum()
             loss = heads.mean_over_targets(total, targets, "labels", num_items_in_batch)
         return CtxTransformerXLForCausalLMOutput(
