@@ -27,10 +27,11 @@ from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, make_options, parse_choices, split_choice
 from hf_ctxmodels.core.generation import LanguagePair
+from hf_ctxmodels.core.loading import require_existing_path
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.document_sources import load_documents
 from hf_ctxmodels.data.documents import NewsArticle
-from hf_ctxmodels.data.files import file_suffix
+from hf_ctxmodels.data.files import file_suffix, require_file
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.tasks.base import repeated_prediction
@@ -221,6 +222,13 @@ class ControlArguments:
         """The file of `--bag_of_words` without its options."""
         return None if self.bag_of_words is None else split_choice(self.bag_of_words)[0]
 
+    def check_paths(self) -> None:
+        """Raise CtxError if there is no such file or classifier."""
+        if self.bag_of_words_file is not None:
+            require_file(self.bag_of_words_file)
+        if self.fudge is not None:
+            require_existing_path(split_choice(self.fudge)[0])
+
     @staticmethod
     def _parse(text: str, options: type[Any], flag_name: str) -> tuple[str, Any]:
         """The file or model of a flag, and its options."""
@@ -281,6 +289,7 @@ def main() -> None:
     if arguments.output_file is not None:
         inputs = (arguments.input, arguments.references, control.bag_of_words_file)
         check_output_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite, inputs=inputs)
+    control.check_paths()  # before the model is loaded
     names = [] if arguments.references is None else metric_names(arguments.metrics)
     if fields.target is not None:
         _generate_fields(arguments, control, fields, placement)

@@ -56,6 +56,9 @@ HINT = "did you mean runs/abc?"
     [
         (f"finetune sequence-classification --model runs/abd {TASK}", HINT),
         ("generate --model ./runs/abcd --input text.txt", HINT),
+        ("generate --model none --input text.txt --bag_of_words words.txt:bias=3", "words.txt"),
+        ("generate --model none --input text.txt --fudge runs/abd:label=A", HINT),
+        ("generate --model none --fields title=A --bag_of_words words.txt", "words.txt"),
         ("evaluate perplexity --model runs/ab --dataset text.txt", HINT),
         ("push --model runs/ab --repo_id a/b", HINT),
         (f"finetune sequence-classification --model tokenizer {TASK}", "has a tokenizer, and no model"),
