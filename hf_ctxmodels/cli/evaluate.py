@@ -47,7 +47,7 @@ from hf_ctxmodels.evaluation import (
 )
 from hf_ctxmodels.evaluation.cooccurrence_ratios import cooccurrence_probabilities, learned_ratios
 from hf_ctxmodels.evaluation.scoring import load_language_model
-from hf_ctxmodels.evaluation.sentence_tests import read_labeled_splits, read_rated_pairs
+from hf_ctxmodels.evaluation.sentence_tests import read_labeled_splits, read_rated_splits, read_test_pairs
 from hf_ctxmodels.inference import score, score_ensemble
 from hf_ctxmodels.layers.pooling import Pooling
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
@@ -216,14 +216,17 @@ def sentences() -> None:
     tables = {name: split_tables(name, getattr(arguments, name)) for name in _TABLES_PER_VALUE}
     # all files are checked before the model is loaded
     for (file,), columns in tables["similarity"]:
-        read_rated_pairs(file, columns)
-    for files, columns in tables["relatedness"]:
-        for file in files:
-            read_rated_pairs(file, columns)
+        read_test_pairs(file, columns)
+    for (train, test), columns in tables["relatedness"]:
+        read_rated_splits(train, test, columns)
     for (train, test), columns in tables["classification"]:
         read_labeled_splits(train, test, columns)
     translations = [read_translations(text) for text in arguments.retrieval]
     model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModel.__name__)
+    if not hasattr(tokenizer, "language") and any(language for sides in translations for language, _, _ in sides):
+        raise CtxError(
+            f"{type(tokenizer).__name__} has no languages.", location="--retrieval", hint="omit the languages."
+        )
     placement.place(model)
     encode = partial(encode_sentences, model, tokenizer, pooling=arguments.pooling, batch_size=arguments.batch_size)
 
@@ -283,9 +286,6 @@ def retrieval_lines(encode: Encode, tokenizer: Any, sides: list[tuple[str, str, 
     names, vectors = [], []
     for language, file, sentences in sides:
         if language:
-            if not hasattr(tokenizer, "language"):
-                name = type(tokenizer).__name__
-                raise CtxError(f"{name} has no languages.", location="--retrieval", hint="omit the languages.")
             tokenizer.language = language
         names.append(Path(file).name)
         vectors.append(encode(sentences))

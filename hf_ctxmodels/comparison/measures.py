@@ -48,7 +48,7 @@ from hf_ctxmodels.evaluation import (
 )
 from hf_ctxmodels.evaluation.minimal_pairs import Scorer
 from hf_ctxmodels.evaluation.scoring import load_language_model, saved_language_model_class
-from hf_ctxmodels.evaluation.sentence_tests import read_rated_pairs
+from hf_ctxmodels.evaluation.sentence_tests import read_test_pairs
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.summary import TrainingSummary
@@ -304,7 +304,7 @@ class Similarity(Measure):
 
     def check(self) -> None:
         """Read the sentences and the ratings."""
-        read_rated_pairs(self.file, self.columns)
+        read_test_pairs(self.file, self.columns)
 
     def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
         """Spearman's and Pearson's correlation."""

@@ -55,7 +55,7 @@ class Probe:
 def similarity(encode: Encode, file: str, columns: Sequence[str]) -> SentenceSimilarity:
     """Correlate cosines with the ratings of a table (`data.table_files.read_table`), of two sentence columns and a
     rating."""
-    texts, ratings = read_rated_pairs(file, columns)
+    texts, ratings = read_test_pairs(file, columns)
     first, second = _encode_columns(encode, texts)
     return _correlation(F.cosine_similarity(first, second).tolist(), ratings)
 
@@ -67,14 +67,7 @@ def relatedness(
     `similarity`, `seed` of the split that chooses the penalty."""
     from sklearn.linear_model import Ridge
 
-    train_texts, train_ratings = read_rated_pairs(train_file, columns)
-    test_texts, test_ratings = read_rated_pairs(test_file, columns)
-    if len(train_ratings) < 2:
-        raise CtxError(
-            "There is one training pair, and one is held out to choose the penalty.",
-            location=train_file,
-            hint="use a file with at least two pairs.",
-        )
+    (train_texts, train_ratings), (test_texts, test_ratings) = read_rated_splits(train_file, test_file, columns)
     train_features, test_features = (
         pair_features(*_encode_columns(encode, texts)) for texts in (train_texts, test_texts)
     )
@@ -108,6 +101,33 @@ def read_rated_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str,
             )
         ratings.append(rating)
     return [get_texts(row, columns[:2]) for row in rows], ratings
+
+
+def read_test_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str, ...]], list[float]]:
+    """`read_rated_pairs`; raises CtxError if all ratings are equal, so that no correlation is defined."""
+    texts, ratings = read_rated_pairs(file, columns)
+    if len(set(ratings)) < 2:
+        raise CtxError(
+            f"The only rating is {ratings[0]:g}; a correlation needs different ratings.",
+            location=file,
+            hint="use a file with at least two different ratings.",
+        )
+    return texts, ratings
+
+
+def read_rated_splits(
+    train_file: str, test_file: str, columns: Sequence[str]
+) -> list[tuple[list[tuple[str, ...]], list[float]]]:
+    """Pairs of sentences and their ratings of the training and the test file, `columns` as in `similarity`; raises
+    CtxError for an invalid column, a single training pair, or equal ratings of all test pairs."""
+    train_texts, train_ratings = read_rated_pairs(train_file, columns)
+    if len(train_ratings) < 2:
+        raise CtxError(
+            "There is one training pair, and one is held out to choose the penalty.",
+            location=train_file,
+            hint="use a file with at least two pairs.",
+        )
+    return [(train_texts, train_ratings), read_test_pairs(test_file, columns)]
 
 
 def _correlation(predictions: list[float], ratings: list[float]) -> SentenceSimilarity:

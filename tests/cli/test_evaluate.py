@@ -133,7 +133,7 @@ def test_retrieval_uses_language_of_each_file(tmp_path: Path) -> None:
         ("sentences", {"classification": "one.tsv=text,label"}, "one.tsv=text,label"),
         ("sentences", {"retrieval": "one.txt"}, "one.txt"),
         ("sentences", {"retrieval": "en=one.txt,two.txt"}, "en=one.txt,two.txt"),
-        ("sentences", {"retrieval": "en=one.txt,de=two.txt"}, "has no languages"),
+        ("sentences", {"similarity": "rated.csv=1,2,3", "retrieval": "en=one.txt,de=two.txt"}, "has no languages"),
         ("sentences", {"similarity": "nothing.csv=1,2,3"}, "No such file"),
     ],
 )
@@ -151,6 +151,8 @@ def test_errors(
         (tmp_path / name).write_text("katze\n")
     (tmp_path / "nan.txt").write_text("cat\tdog\t1\n\ncat\ttree\tnan\n")
     (tmp_path / "pair.csv").write_text("cat,dog,1\n")
+    (tmp_path / "rated.csv").write_text("cat,dog,1\ncat,tree,0\n")
+    monkeypatch.setattr("hf_ctxmodels.cli.evaluate.encode_sentences", lambda *args, **kwargs: pytest.fail("encoded"))
     assert run_command("evaluate", command, model=translations, **flags) == 2
     assert message in capsys.readouterr().err
 
@@ -161,6 +163,9 @@ def test_errors(
         ({"similarity": "{folder}/rated.csv=1,2"}, "Expected three columns, got 2"),
         ({"relatedness": "{folder}/rated.csv,{folder}/labeled.csv=1,2,3"}, "labeled.csv"),
         ({"relatedness": "{folder}/rated.csv=1,2,3"}, "Invalid value"),
+        ({"similarity": "{folder}/pair.csv=1,2,3"}, "The only rating is 5; a correlation needs different ratings"),
+        ({"relatedness": "{folder}/rated.csv,{folder}/pair.csv=1,2,3"}, "The only rating is 5"),
+        ({"relatedness": "{folder}/pair.csv,{folder}/rated.csv=1,2,3"}, "There is one training pair"),
         ({"classification": "{folder}/labeled.csv=text,label"}, "Invalid value"),
         ({"classification": "{folder}/labeled.csv,{folder}/labeled.csv=text,mood"}, "No column 'mood'"),
         ({"classification": "{folder}/labeled.csv,{folder}/labeled.csv=label"}, "Expected two or three columns"),
@@ -173,7 +178,8 @@ def test_errors(
 def test_files_of_sentence_tests_are_checked_before_the_model_is_loaded(
     flags: dict[str, str], message: str, tmp_path: Path
 ) -> None:
-    contents = {"rated.csv": "cat,katze,5\n", "labeled.csv": "text,label\ncat,pet\ntree,plant\n"}
+    contents = {"rated.csv": "cat,katze,5\ncat,hund,1\n", "pair.csv": "cat,katze,5\n"}
+    contents |= {"labeled.csv": "text,label\ncat,pet\ntree,plant\n"}
     contents |= {"unseen.csv": "text,label\ncat,pet\ncod,fish\n", "text.txt": "cat\n", "long.txt": "katze\nhund\n"}
     contents |= {"blank.txt": "katze\n\nhund\n"}
     for name, content in contents.items():
