@@ -188,7 +188,9 @@ def prepare_pretraining(
         )
     if embedding_training is not None or add_adapter is not None or make_setup is not None:
         load_weights_in_all_processes(accelerator)
-    identity: dict[str, Any] = {"objective": objective_name, "objective_options": objective.options}
+    files = objective_files(objective)
+    options = {name: value for name, value in objective.options.items() if name not in files}  # files may be moved
+    identity: dict[str, Any] = {"objective": objective_name, "objective_options": options}
     if embedding_training is not None:
         model_tokenizer = load_tokenizer(str(arguments.model))
         model = make_model(family, objective, model_tokenizer, arguments)
@@ -207,7 +209,7 @@ def prepare_pretraining(
     else:
         assert documents is not None
         identity = {**flags_identity(arguments, _UNCOMPARED_FIELDS, files=FILE_FLAGS), **identity}
-        identity |= {f"objective_files.{name}": content for name, content in objective_files(objective).items()}
+        identity |= {f"objective_files.{name}": content for name, content in files.items()}
         examples, held_out = make_examples(
             documents,
             held_out_documents,

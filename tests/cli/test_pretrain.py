@@ -276,6 +276,10 @@ def test_resume_requires_same_file_of_objective(folder, capsys) -> None:
     flags = new_run(folder) | {"family": "ernie", "objective": f"unit-mlm+pairs:units={folder / 'units.txt'}"}
     assert pretrain(**flags) == 0
     assert pretrain("--resume", **flags) == 0
+    (folder / "elsewhere").mkdir()
+    shutil.copy(folder / "units.txt", folder / "elsewhere")
+    moved_file = {"objective": f"unit-mlm+pairs:units={folder / 'elsewhere' / 'units.txt'}"}
+    assert pretrain("--resume", **flags | moved_file) == 0
     (folder / "units.txt").write_text(f"{WORDS[2]} {WORDS[3]}\n")
     assert pretrain("--resume", **flags) == 2
     assert "objective_files.units" in capsys.readouterr().err
