@@ -127,6 +127,7 @@ def test_values_unsupported_by_transformers(tmp_path: Any) -> None:
     for overrides, message in (
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"intermediate_size": 40}, "this model 40"),
+        ({"both_orders": True}, "both_orders=True"),
     ):
         with pytest.raises(CtxError, match=message):
             CLASSIFIER.model(**overrides).export_reference(tmp_path)

@@ -92,6 +92,15 @@ class CtxGptForSequenceClassification(DecoderForSequenceClassification, CtxGptHe
     reference_architecture = "OpenAIGPTForSequenceClassification"
     export_conversion = GPT_SEQUENCE_EXPORT
 
+    def reference_config(self) -> dict[str, Any]:
+        """Return the configuration of the class in transformers; raise CtxError if pairs are read in both orders."""
+        if self.config.both_orders:
+            raise CtxError(
+                "transformers' GPT does not support both_orders=True: it reads a pair in one order.",
+                hint="use save_pretrained.",
+            )
+        return super().reference_config()
+
     def encode(self, **kwargs: Any) -> Any:
         """Run the decoder; `pooler_output` is the sum of the states of the orders of a pair."""
         input_ids, inputs_embeds = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
