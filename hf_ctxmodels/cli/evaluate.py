@@ -7,7 +7,7 @@ from inspect import getdoc
 from pathlib import Path
 from typing import Any, get_args
 
-from transformers import AutoModel, AutoModelForSequenceClassification
+from transformers import AutoModel
 
 from hf_ctxmodels.analysis.senses import context_text, find_occurrences, nearest_occurrences
 from hf_ctxmodels.analysis.sentences import read_sentences
@@ -48,7 +48,7 @@ from hf_ctxmodels.evaluation import (
 from hf_ctxmodels.evaluation.cooccurrence_ratios import cooccurrence_probabilities, learned_ratios
 from hf_ctxmodels.evaluation.scoring import load_language_model
 from hf_ctxmodels.evaluation.sentence_tests import read_labeled_splits, read_rated_splits, read_test_pairs
-from hf_ctxmodels.inference import score, score_ensemble
+from hf_ctxmodels.inference import Predictor, score, score_ensemble
 from hf_ctxmodels.layers.pooling import Pooling
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
 
@@ -436,10 +436,11 @@ class EnsembleArguments:
 
     models: list[str] = flag(REQUIRED, "Directories or Hub ids of text classifiers, of any families.")
     validation_file: str = flag(REQUIRED, "Labeled examples, as --validation_file of finetune.")
+    max_length: int | None = flag(None, "Longest input in tokens; by default as in the fine-tuning of each model.")
     batch_size: int = flag(32, "Examples per batch.")
 
     def __post_init__(self) -> None:
-        check_range(self, "batch_size", at_least=1)
+        check_range(self, "max_length", "batch_size", at_least=1)
 
 
 def ensemble() -> None:
@@ -447,17 +448,16 @@ def ensemble() -> None:
 
     hf-ctxmodels evaluate ensemble --models runs/forward runs/backward --validation_file test.tsv
     """
-    task_section = (TaskArguments, SequenceClassification.argument_names)
+    task_section = (TaskArguments, ("text_columns", "label_column", "both_orders"))
     arguments, task_arguments, placement = parse_arguments(
         EnsembleArguments, task_section, DeviceArguments, description=getdoc(ensemble)
     )
-    task = SequenceClassification(task_arguments)
-    examples = task.read(arguments.validation_file, "validation")
-    auto_class, max_length = AutoModelForSequenceClassification.__name__, task_arguments.max_length
-    classifiers = [load_model_and_tokenizer(source, auto_class, max_length) for source in arguments.models]
-    for model, _ in classifiers:
-        placement.place(model)
-    scores = score_ensemble(classifiers, examples, task, arguments.batch_size)
+    examples = SequenceClassification(task_arguments).read(arguments.validation_file, "validation")
+    options = {"task": SequenceClassification.name, "max_length": arguments.max_length}
+    classifiers = [Predictor.open(source, task_arguments, **options) for source in arguments.models]
+    for classifier in classifiers:
+        placement.place(classifier.model)
+    scores = score_ensemble(classifiers, examples, arguments.batch_size)
     width = max(map(len, [*arguments.models, "ensemble"]))
     for name, metrics in zip([*arguments.models, "ensemble"], [*scores.members, scores.ensemble], strict=True):
         print(f"{name:<{width}}  " + "  ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))

@@ -1,10 +1,9 @@
-"""Inference with task heads: question answering, token classification by words, and ensembles of classifiers."""
+"""Inference with task heads: question answering, and token classification by words."""
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenClassificationPipeline
 
@@ -16,7 +15,6 @@ from hf_ctxmodels.downstream.finetuning.task_evaluation import feature_outputs
 from hf_ctxmodels.downstream.tasks import QuestionAnswering, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Encoded, Logits, Task
 from hf_ctxmodels.downstream.tasks.question_answering import AnswerSpan, Question
-from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceClassification, SequenceExample
 
 
 def run_head(
@@ -101,53 +99,3 @@ class WordTaggingPipeline(TokenClassificationPipeline):
         if input_ids.ndim > 1:
             input_ids = torch.full((len(input_ids),), self.tokenizer.unk_token_id)
         return super().gather_pre_entities(sentence, input_ids, scores, offset_mapping, *arguments, **kwargs)
-
-
-class EnsembleScores(NamedTuple):
-    """Metrics (name -> value) of each classifier, and of their averaged probabilities."""
-
-    members: list[dict[str, float]]
-    ensemble: dict[str, float]
-
-
-def score_ensemble(
-    classifiers: Sequence[tuple[PreTrainedModel, PreTrainedTokenizerBase]],
-    examples: Sequence[SequenceExample],
-    task: SequenceClassification,
-    batch_size: int = 32,
-) -> EnsembleScores:
-    """Evaluate classifiers and the average of their probabilities (Howard & Ruder 2018, arXiv 1801.06146, section 3.3,
-    for a forward and a backward model).
-
-    Args:
-        classifiers: Sequence classifiers of any families, with their tokenizers.
-        examples, task: Labeled examples, and their task with the maximum length.
-
-    Raises:
-        CtxError: There are no classifiers or no examples, or the classifiers have different labels.
-    """
-    if not classifiers or not examples:
-        raise CtxError(
-            f"Got {len(classifiers)} classifiers and {len(examples)} examples.", hint="provide at least one of each."
-        )
-    label_names = [{str(name) for name in model.config.id2label.values()} for model, _ in classifiers]
-    for (model, _), names in zip(classifiers, label_names, strict=True):
-        if names != label_names[0]:
-            raise CtxError(
-                f"The classifiers have different labels: {sorted(label_names[0])} and {sorted(names)}.",
-                location=model.name_or_path,
-                hint="use classifiers that were fine-tuned on the same labels.",
-            )
-    members, probabilities = [], []
-    common_labels = sorted(label_names[0])
-    for model, tokenizer in classifiers:
-        task.load_labels(model.config)
-        encoded = task.encode(examples, tokenizer)
-        outputs = run_head(model, tokenizer, task, encoded, batch_size)
-        members.append(task.score(examples, task.decode(examples, encoded, outputs)))
-        label_order = [task.labels.index(name) for name in common_labels]  # label ids differ between classifiers
-        logits = torch.from_numpy(np.stack([output["logits"] for output in outputs]))
-        probabilities.append(logits.double().softmax(-1)[:, label_order].numpy())
-    task.labels = common_labels
-    averaged: list[Logits] = [{"logits": row} for row in np.mean(probabilities, axis=0)]
-    return EnsembleScores(members, task.score(examples, task.decode(examples, encoded, averaged)))

@@ -6,38 +6,39 @@ import numpy as np
 import pytest
 import torch
 from commands import command_output, save, tiny_pair
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.downstream.tasks import SequenceClassification, TaskArguments
-from hf_ctxmodels.inference import score_ensemble
+from hf_ctxmodels.inference import Predictor, score_ensemble
+from hf_ctxmodels.training.summary import TrainingSummary
 
 TEXTS = ["one cat", "two dogs run", "no cat runs", "two", "a dog and a cat", "cats run", "one dog", "run two dogs"]
 NAMES = ["bad", "good", "worse"]
 
 
-def classifier(family: str, labels: list[str], seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def classifier(family: str, labels: list[str], seed: int, max_length: int = 128) -> Predictor:
     auto_class = "AutoModelForSequenceClassification"
-    return tiny_pair(family, auto_class, TEXTS, vocab_size=60, seed=seed, id2label=dict(enumerate(labels)))
+    pair = tiny_pair(family, auto_class, TEXTS, vocab_size=60, seed=seed, id2label=dict(enumerate(labels)))
+    return Predictor(SequenceClassification(TaskArguments(max_length=max_length)), *pair)
 
 
 @pytest.fixture
-def task_data(tmp_path: Path) -> tuple[SequenceClassification, list, Path]:
+def task_data(tmp_path: Path) -> tuple[list, Path]:
     file = tmp_path / "texts.tsv"
     rows = [f"{text}\t{NAMES[number % 3]}" for number, text in enumerate(TEXTS)]
     file.write_text("text\tlabel\n" + "\n".join(rows) + "\n")
     task = SequenceClassification(TaskArguments())
-    return task, task.read(str(file), "validation"), file
+    return task.read(str(file), "validation"), file
 
 
 def test_ensemble_averages_probabilities_by_label(task_data: tuple) -> None:
     """Two families with different label ids, against a loop over the texts."""
     members = [classifier("ulmfit", NAMES, 1), classifier("bert", NAMES[::-1], 2)]
-    scores = score_ensemble(members, task_data[1], task_data[0], batch_size=3)
+    scores = score_ensemble(members, task_data[0], batch_size=3)
     num_correct = np.zeros(3)
-    for example in task_data[1]:
+    for example in task_data[0]:
         probabilities = []
-        for index, (model, tokenizer) in enumerate(members):
+        for index, (model, tokenizer) in enumerate((member.model, member.tokenizer) for member in members):
             with torch.no_grad():
                 logits = model(**tokenizer(example.texts[0], return_tensors="pt")).logits[0]
             probabilities.append(dict(zip(model.config.id2label.values(), logits.softmax(0).tolist(), strict=True)))
@@ -51,18 +52,21 @@ def test_ensemble_averages_probabilities_by_label(task_data: tuple) -> None:
 def test_different_labels_raise(task_data: tuple) -> None:
     members = [classifier("ulmfit", NAMES, 1), classifier("ulmfit", [*NAMES[:2], "best"], 2)]
     with pytest.raises(CtxError, match="best"):
-        score_ensemble(members, task_data[1], task_data[0])
+        score_ensemble(members, task_data[0])
     with pytest.raises(CtxError, match="0 classifiers"):
-        score_ensemble([], task_data[1], task_data[0])
+        score_ensemble([], task_data[0])
 
 
 def test_evaluate_ensemble_command(task_data: tuple, tmp_path: Path) -> None:
     folders = [str(tmp_path / name) for name in ("forward", "backward")]
-    members = [classifier("ulmfit", NAMES, seed) for seed in (1, 2)]
-    for folder, pair in zip(folders, members, strict=True):
-        save(Path(folder), *pair)
-    flags = {"models": folders, "validation_file": task_data[2]}
-    scores = score_ensemble(members, task_data[1], task_data[0])
+    members = [classifier("ulmfit", NAMES, seed, max_length) for seed, max_length in ((1, 128), (4, 3))]
+    for folder, member in zip(folders, members, strict=True):
+        save(Path(folder), member.model, member.tokenizer)
+    fields = {"model_class": "CtxULMFiTForSequenceClassification", "model_type": "ctx-ulmfit", "dataset": "texts.tsv"}
+    numbers = {"seed": 1, "parameters": 1, "steps": 1, "global_batch_size": 1, "max_length": 3}
+    TrainingSummary(task="sequence-classification", **fields, **numbers).save(folders[1])
+    flags = {"models": folders, "validation_file": task_data[1]}
+    scores = score_ensemble(members, task_data[0])
     *lines, total_line = command_output("evaluate ensemble", **flags).strip().splitlines()[-4:]
     for line, expected in zip(lines, [*scores.members, scores.ensemble], strict=True):
         assert f"accuracy {expected['accuracy']:.4f}" in line
