@@ -49,10 +49,10 @@ def score_ensemble(
                 hint="use classifiers that were fine-tuned on the same labels.",
             )
     members, probabilities = [], []
-    for task, model, tokenizer in ((entry.task, entry.model, entry.tokenizer) for entry in classifiers):
-        task.load_labels(model.config)
-        encoded = task.encode(examples, tokenizer)
-        outputs = run_head(model, tokenizer, task, encoded, batch_size)
+    for classifier in classifiers:
+        task = classifier.task
+        encoded = task.encode(examples, classifier.tokenizer)
+        outputs = run_head(classifier.model, classifier.tokenizer, task, encoded, batch_size)
         members.append(task.score(examples, task.decode(examples, encoded, outputs)))
         label_order = [task.labels.index(name) for name in ensemble.labels]  # label ids differ between classifiers
         logits = torch.from_numpy(np.stack([output["logits"] for output in outputs]))

@@ -18,8 +18,10 @@ NAMES = ["bad", "good", "worse"]
 
 def classifier(family: str, labels: list[str], seed: int, max_length: int = 128) -> Predictor:
     auto_class = "AutoModelForSequenceClassification"
-    pair = tiny_pair(family, auto_class, TEXTS, vocab_size=60, seed=seed, id2label=dict(enumerate(labels)))
-    return Predictor(SequenceClassification(TaskArguments(max_length=max_length)), *pair)
+    model, tokenizer = tiny_pair(family, auto_class, TEXTS, vocab_size=60, seed=seed, id2label=dict(enumerate(labels)))
+    task = SequenceClassification(TaskArguments(max_length=max_length))
+    task.load_labels(model.config)
+    return Predictor(task, model, tokenizer)
 
 
 @pytest.fixture
