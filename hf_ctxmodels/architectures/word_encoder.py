@@ -99,6 +99,8 @@ class WordEncoder:
         widths: Width of each layer of the model; None to measure them.
 
     Attributes:
+        base_model: The model without its head.
+        model: The base model, or the encoder of an encoder-decoder.
         num_layers: Number of layers of the model, with the embeddings.
         layers: Numbers of the encoded layers.
         hidden_size: Width of the widest layer; narrower layers, as in ULMFiT, are padded with zeros.
@@ -132,7 +134,7 @@ class WordEncoder:
         if batch_tokens < 1:
             raise CtxError(f"batch_tokens={batch_tokens}, expected 1 or more.")
         check_tokenizer_matches_model(tokenizer, model.config)
-        base_model = model.base_model
+        self.base_model = base_model = model.base_model
         has_decoder = "decoder_input_ids" in signature(base_model.forward).parameters
         self.model: Any = base_model.get_encoder() if has_decoder else base_model
         self.tokenizer, self.pooling, self.batch_tokens = tokenizer, pooling, batch_tokens

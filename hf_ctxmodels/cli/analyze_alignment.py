@@ -1,4 +1,4 @@
-"""Alignment of two languages by an orthogonal map of their sentence vectors, by layer (Wu et al. 2019).
+r"""Alignment of two languages by an orthogonal map of their sentence vectors, by layer (Wu et al. 2019).
 
     hf-ctxmodels analyze alignment --model runs/bert-en runs/bert-de --text train.en.gz train.de.gz \
         --output_dir runs/analysis

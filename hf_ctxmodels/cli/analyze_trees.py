@@ -1,4 +1,4 @@
-"""Dependency trees in the space of a structural probe: maps of sentences, lengths of relations (Coenen et al. 2019).
+r"""Dependency trees in the space of a structural probe: maps of sentences, lengths of relations (Coenen et al. 2019).
 
     hf-ctxmodels analyze trees --model runs/bert runs/gpt2 --train_file train.conllu --test_file dev.conllu \
         --output_dir runs/analysis
@@ -61,7 +61,7 @@ def main() -> None:
     spaces = {}
     for name, encoder in arguments.encoders(placement):
         layer = encoder.num_layers // 2 if arguments.layer is None else arguments.layer
-        layer_encoder = WordEncoder(encoder.model, encoder.tokenizer, layers=[layer], pooling=encoder.pooling)
+        layer_encoder = WordEncoder(encoder.base_model, encoder.tokenizer, layers=[layer], pooling=encoder.pooling)
         spaces[name] = fit_tree_spaces(
             layer_encoder,
             train,

@@ -120,14 +120,15 @@ def test_trees_command(tmp_path, monkeypatch):
     text = [" ".join(f"w{word}" for word in range(7))]
     save(tmp_path / "bert", *tiny_pair("bert", "AutoModel", text))
     save(tmp_path / "glove", *tiny_pair("glove", "AutoModel", text))
+    save(tmp_path / "bart", *tiny_pair("bart", "AutoModel", text))
     command_output(
-        "analyze trees", model=[tmp_path / "bert", tmp_path / "glove"], train_file=tmp_path / "train.conllu",
-        test_file=tmp_path / "test.conllu", rank=8, epochs=1, min_arcs=2, max_figures=1, seeds=[0, 1],
-        output_dir=tmp_path / "out",
+        "analyze trees", model=[tmp_path / "bert", tmp_path / "glove", tmp_path / "bart"],
+        train_file=tmp_path / "train.conllu", test_file=tmp_path / "test.conllu", rank=8, epochs=1, min_arcs=2,
+        max_figures=1, seeds=[0, 1], output_dir=tmp_path / "out",
     )  # fmt: skip
     result = AnalysisResult.load(tmp_path / "out" / "trees.json")
     assert set(result.tables[0].rows) == set(RELATIONS)
-    assert [figure.name for figure in result.figures] == ["lengths", "tree-0-0", "tree-1-0"]
+    assert [figure.name for figure in result.figures] == ["lengths", "tree-0-0", "tree-1-0", "tree-2-0"]
     depths = [int(group.removeprefix("depth ")) for group in result.figures[1].groups]
     assert depths == sorted(depths)  # the order of the legend
     arcs = [(first, second) for first, second, style in result.figures[1].edges if style == "solid"]
@@ -137,3 +138,4 @@ def test_trees_command(tmp_path, monkeypatch):
     assert result.values["bert"]["uuas"]["spread"] is not None
     assert result.tables[0].spreads[0][1] > 0
     assert result.values["glove"]["layer"] == 0
+    assert result.values["bart"]["layer"] == 2
