@@ -208,12 +208,16 @@ def make_preparation(
     """The preparation of documents that are not split, in a directory; raises CtxError if they cannot be sampled by
     `sampling_alpha`."""
     check_sampling(objective.sampling, arguments.sampling_alpha)
-    fraction = arguments.validation_fraction if objective.has_heldout_loss else 0.0
+    fraction = arguments.validation_fraction
+    training_documents = documents.split(fraction)[0] if fraction else documents
+    if not objective.has_heldout_loss:  # held-out documents have no examples
+        documents, fraction = training_documents, 0.0
     if arguments.sampling_alpha is None:
         parts = text_parts(documents, objective)
     else:
-        numbered = documents.split(fraction)[0] if fraction else documents  # numbers the documents of each source
-        sources = [source.unsplit() for source in split_sources(numbered)]
+        sources = split_sources(training_documents)  # a split numbers the documents of each source
+        if objective.has_heldout_loss:
+            sources = [source.unsplit() for source in sources]
         parts = [part for number, source in enumerate(sources) for part in text_parts(source, objective, number)]
     identity = corpus_identity(arguments, objective, len(parts))
     return Preparation(parts, objective, objective.tokenizer, fraction, directory, identity, arguments.family)

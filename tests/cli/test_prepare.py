@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from training_runs import WORDS, log_without_speed
 from zoo import TINY
 
-from hf_ctxmodels import CtxBertConfig, CtxBertTokenizer
+from hf_ctxmodels import CtxBertConfig, CtxBertTokenizer, CtxGloveTokenizer
 from hf_ctxmodels.data import document_sources
 from hf_ctxmodels.data import documents as documents_module
 from hf_ctxmodels.data.prepared import PreparedCorpus
@@ -76,6 +76,19 @@ def test_training_on_prepared_examples_matches_text(folder: Path, capsys: Any) -
     for path in (folder / "out").glob("checkpoint-6"):
         path.rename(folder / "last")
     assert_same_run(in_memory, train(folder, "out", "--resume", dataset=prepared))
+
+
+def test_held_out_documents_are_not_prepared_without_held_out_loss(folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr(corpora, "SMALLEST_CACHED_TEXT", 0)
+    monkeypatch.setattr(corpora, "HF_HOME", str(folder / "home"))
+    tokenizer = CtxGloveTokenizer.train((folder / "text.txt").read_text().splitlines(), vocab_size=30)
+    tokenizer.save_pretrained(folder / "words")
+    flags = text_flags(folder) | {"family": "glove", "tokenizer": folder / "words"}
+    model = {"config": "tiny", "config_options": f"vocab_size={len(tokenizer)}"}
+    in_memory = train(folder, "memory", "--no_cache", **flags, **model)
+    assert_same_run(in_memory, train(folder, "cached", **flags, **model))
+    assert run_command("prepare", **flags, output_dir=folder / "prepared") == 0
+    assert_same_run(in_memory, train(folder, "out", dataset=folder / "prepared", **model))
 
 
 # Preparation in a process that the test kills when one part is complete.
