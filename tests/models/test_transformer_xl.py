@@ -137,6 +137,17 @@ def test_states_and_log_probabilities_match_equations(variant: str) -> None:
     assert mems[0].shape[1] == 6
 
 
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_shared_biases_are_saved_and_loaded(num_layers: int, tmp_path: Path) -> None:
+    """A single layer shares its biases with no other."""
+    model = make_model(**VARIANTS["shared biases"], num_hidden_layers=num_layers)
+    model.save_pretrained(tmp_path)
+    loaded = CtxTransformerXLForCausalLM.from_pretrained(tmp_path)
+    assert len({id(layer.attention.content_bias) for layer in loaded.transformer.layers}) == 1
+    ids = torch.arange(12)[None]
+    torch.testing.assert_close(loaded.eval()(ids).logits, model(ids).logits)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_loss_is_mean_of_log_probabilities(variant: str) -> None:
     """Gradients are equal as well; only the clusters of the targets are computed."""

@@ -77,7 +77,7 @@ class CtxTransformerXLModel(SegmentRecurrence, CtxTransformerXLPreTrainedModel):
         super().__init__(config)
         self.word_embeddings = AdaptiveEmbedding(config.cluster_sizes, config.hidden_size)
         self.layers = nn.ModuleList(CtxXLNetLayer(config, has_segments=False) for _ in range(config.num_hidden_layers))
-        if not config.untie_r:
+        if not config.untie_r and config.num_hidden_layers > 1:
             layers: Any = self.layers
             first = layers[0].attention
             for layer in layers[1:]:
