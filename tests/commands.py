@@ -16,6 +16,7 @@ from forked import run_forked
 from zoo import tiny_config
 
 from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels_cli import main
 
 _TWO_PROCESSES = """
@@ -87,3 +88,9 @@ def save(folder: Path, *objects: Any) -> Path:
     for item in objects:
         item.save_pretrained(folder)
     return folder
+
+
+def save_summary(folder: Path, task: str, max_length: int) -> None:
+    """Save the summary of a fine-tuning run in the directory of a model."""
+    numbers = {"seed": 0, "parameters": 1, "steps": 1, "global_batch_size": 1, "max_length": max_length}
+    TrainingSummary(task=task, model_class="", model_type="", dataset="train.tsv", **numbers).save(folder)

@@ -46,11 +46,12 @@ class BehaviorArguments(OutputArguments):
     suite: str = flag(REQUIRED, "YAML file of tests, or a name that `hf-ctxmodels recipes` lists.")
     label_names: list[str] = flag((), "NAME=LABEL: the model's label for a name in the suite, if they differ.")
     text: str | None = flag(None, "Texts for the tests without templates: a table, or a .txt file of one per line.")
+    max_length: int | None = flag(None, "Longest input in tokens; by default as in the fine-tuning of each model.")
     batch_size: int = flag(64, "Texts per batch.")
     seed: int = flag(0, "Seed of the sampled templates and of the perturbations.")
 
     def __post_init__(self) -> None:
-        check_range(self, "batch_size", at_least=1)
+        check_range(self, "max_length", "batch_size", at_least=1)
         check_range(self, "seed", at_least=0, at_most=MAX_SEED)
         for text in self.label_names:
             if not all(text.partition("=")):
@@ -61,7 +62,7 @@ def main() -> None:
     """Run the suite on all models, and save the tables."""
     arguments, task_arguments, placement = parse_arguments(
         BehaviorArguments,
-        (TaskArguments, ("text_columns", "max_length")),
+        (TaskArguments, ("text_columns",)),
         DeviceArguments,
         description=__doc__,
         essential=("model", "suite", "output_dir"),
@@ -74,7 +75,7 @@ def main() -> None:
     names = short_names(arguments.model)
     outcomes: dict[str, list[BehaviorOutcome]] = {}
     for name, source in zip(names, arguments.model, strict=True):
-        predictor = Predictor.open(source, task_arguments, max_length=task_arguments.max_length)
+        predictor = Predictor.open(source, task_arguments, max_length=arguments.max_length)
         placement.place(predictor.model)
         check_labels(suite, predictor, arguments.suite)
         predict = _predict_function(predictor, arguments.batch_size)

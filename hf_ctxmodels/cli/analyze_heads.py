@@ -44,6 +44,7 @@ class HeadsArguments(OutputArguments):
     mode: DisabledMode = flag(
         "zero", "How heads are disabled: no output (Michel et al.), or uniform attention (Kovaleva et al.)."
     )
+    max_length: int | None = flag(None, "Longest input in tokens; by default as in fine-tuning.")
     max_examples: int | None = flag(None, "Use the first N examples for the scores; by default all.")
     importance_examples: int = flag(200, "Examples for the importance of heads, one gradient each.")
     curve_step: float = flag(0.1, "Fraction of the heads that each step of the curve disables; 0 for no curve.")
@@ -51,7 +52,7 @@ class HeadsArguments(OutputArguments):
     batch_size: int = flag(32, "Examples per batch.")
 
     def __post_init__(self) -> None:
-        check_range(self, "max_examples", "importance_examples", "batch_size", at_least=1)
+        check_range(self, "max_length", "max_examples", "importance_examples", "batch_size", at_least=1)
         check_range(self, "curve_step", at_least=0, at_most=1)
 
 
@@ -59,7 +60,7 @@ class ScoredModel:
     """A fine-tuned model with its validation examples."""
 
     def __init__(self, arguments: HeadsArguments, task_arguments: TaskArguments, placement: DeviceArguments) -> None:
-        predictor = Predictor.open(arguments.model, task_arguments)
+        predictor = Predictor.open(arguments.model, task_arguments, max_length=arguments.max_length)
         self.model, self.task, self.tokenizer = predictor.model, predictor.task, predictor.tokenizer
         if self.task.is_generative:
             raise CtxError(
@@ -97,7 +98,7 @@ def main() -> None:
     """Score the model without heads, and save tables and figures."""
     arguments, task_arguments, placement = parse_arguments(
         HeadsArguments,
-        (TaskArguments, ("text_columns", "label_column", "choice_columns", "max_length")),
+        (TaskArguments, ("text_columns", "label_column", "choice_columns")),
         DeviceArguments,
         description=__doc__,
         essential=("model", "validation_file", "output_dir"),
@@ -105,7 +106,7 @@ def main() -> None:
     arguments.check_output("heads")
     scored = ScoredModel(arguments, task_arguments, placement)
     options = {name: value for name, value in asdict(arguments).items() if name not in ("output_dir", "overwrite")}
-    identity = [options, asdict(task_arguments), weights_digest(scored.model.state_dict())]
+    identity = [options, asdict(scored.task.arguments), weights_digest(scored.model.state_dict())]
     file = Path(arguments.output_dir) / "heads-partial.json"
     partial = PartialResults(file, identity, [arguments.validation_file])
     print_status(f"{type(scored.model).__name__}: {scored.metric} on {len(scored.examples):,} examples")

@@ -42,6 +42,7 @@ from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
+from hf_ctxmodels.core.generation import max_input_length
 from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.core.weights import weights_digest
@@ -52,7 +53,7 @@ from hf_ctxmodels.evaluation.scoring import saved_language_model_class
 from hf_ctxmodels.inference import Predictor
 from hf_ctxmodels.training.model_loading import load_config
 
-TASK_ARGUMENTS = ("text_columns", "label_column", "max_length", "doc_stride", "max_answer_length")
+TASK_ARGUMENTS = ("text_columns", "label_column", "doc_stride", "max_answer_length")
 
 
 @dataclass
@@ -74,12 +75,17 @@ class TriggerArguments(OutputArguments):
     train_file: str | None = flag(
         None, "Labeled examples for --exclude_class_words, the more the better; by default --validation_file."
     )
+    max_length: int | None = flag(
+        None,
+        "Longest input in tokens; by default as in the fine-tuning of each model, or at most 128 for a language model.",
+    )
     random_triggers: int = flag(10, "Random triggers per attacked model, for the baseline.")
     max_examples_per_label: int | None = flag(None, "Use N random examples of each label; by default all.")
     seeds: list[int] = flag((0,), "Seeds of the two halves and of the random triggers; results are averaged.")
 
     def __post_init__(self) -> None:
         check_range(self, "exclude_class_words", "random_triggers", at_least=0)
+        check_range(self, "max_length", at_least=1)
         check_range(self, "max_examples_per_label", at_least=2)
         for seed in self.seeds:
             check_range({"seeds": seed}, at_least=0, at_most=MAX_SEED)
@@ -122,11 +128,14 @@ def open_attacks(
     """An attack of the same kind on each model."""
     attacks: list[Attack] = []
     for source in (*arguments.model, *arguments.transfer_to):
-        if saved_language_model_class(load_config(source)) == "AutoModelForCausalLM":
-            model, tokenizer = load_model_and_tokenizer(source, "AutoModelForCausalLM", task_arguments.max_length)
-            attacks.append(ContinuationAttack(model, tokenizer, task_arguments.max_length, options.batch_size))
+        config, max_length = load_config(source), arguments.max_length
+        if saved_language_model_class(config) == "AutoModelForCausalLM":
+            if max_length is None:
+                max_length = min(max_input_length(config) or TaskArguments.max_length, TaskArguments.max_length)
+            model, tokenizer = load_model_and_tokenizer(source, "AutoModelForCausalLM", max_length)
+            attacks.append(ContinuationAttack(model, tokenizer, max_length, options.batch_size))
         else:
-            predictor = Predictor.open(source, task_arguments, max_length=task_arguments.max_length)
+            predictor = Predictor.open(source, task_arguments, max_length=max_length)
             if isinstance(predictor.task, QuestionAnswering):
                 if not arguments.answer:
                     raise CtxError("The attack on question answering needs an answer.", hint="pass --answer TEXT.")
@@ -212,7 +221,7 @@ def _measure(
     """Search and measurement for a label and a seed; triggers of an interrupted run are used again."""
     digests = [weights_digest(attack.model.state_dict()) for attack in attacks[: len(arguments.model)]]
     text = repr((digests, label, seed, asdict(options), asdict(task_arguments), excluded_words, examples))
-    text += repr((arguments.target_label, arguments.answer))
+    text += repr((arguments.target_label, arguments.answer, arguments.max_length))
     file = Path(arguments.output_dir) / "searches" / f"triggers-{sha256(text.encode()).hexdigest()[:16]}.json"
     saved = read_json(file) if file.is_file() else None
     print_status(f"{label}: {len(examples):,} examples, seed {seed}" + (", trigger of an earlier run" if saved else ""))

@@ -1,14 +1,16 @@
 """Attention maps, head patterns, dependency heads and head importance."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from commands import run_command
+from commands import run_command, save_summary
 from scipy.spatial.distance import jensenshannon
 from torch import Tensor
 from torch.testing import assert_close
@@ -307,3 +309,18 @@ def test_attention_and_heads_commands(
     }
     text: list[object] = ["--text", folder / "none.txt"]
     assert run_command("analyze", "attention", *flags, *text, "--overwrite") == 2
+
+
+@pytest.mark.parametrize(("flags", "expected"), [({}, 6), ({"max_length": 4}, 4)])
+def test_heads_command_truncates(
+    flags: dict[str, int], expected: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default to the maximum length of fine-tuning."""
+    shutil.copytree(folder / "bert", tmp_path / "bert")
+    save_summary(tmp_path / "bert", "sequence-classification", max_length=6)
+    analyze = Mock(side_effect=CtxError("stop"))
+    monkeypatch.setattr(analyze_heads, "analyze", analyze)
+    paths = {"model": tmp_path / "bert", "validation_file": folder / "dev.tsv", "output_dir": tmp_path / "out"}
+    assert run_command("analyze", "heads", **paths, **flags) == 2
+    features = analyze.call_args.args[1].encoded.features
+    assert {len(feature["input_ids"]) for feature in features} == {expected}

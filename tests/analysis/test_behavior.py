@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from commands import command_output, save, tiny_pair
+from commands import command_output, save, save_summary, tiny_pair
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.analysis.behavior.outcomes import evaluate_test, make_cases, rates_by_capability
@@ -187,3 +187,19 @@ def test_behavior_command(tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("one text\nanother text\n")
     command_output("analyze behavior", **flags, text=tmp_path / "texts.txt")
     assert json.loads((tmp_path / "c" / "behavior.json").read_text())["values"]["glove"]["t"]["cases"] == 2
+
+
+def test_default_max_length_is_the_length_of_fine_tuning(tmp_path: Path) -> None:
+    texts = ["so it is good", "so it is bad", "so it was"]
+    fields = {"id2label": {0: "neg", 1: "pos", 2: "none"}, "initializer_range": 0.5}
+    save(tmp_path / "bert", *tiny_pair("bert", "AutoModelForSequenceClassification", texts, **fields))
+    save_summary(tmp_path / "bert", "sequence-classification", max_length=4)
+    fields = {"perturbation": {"append": ["bad", "good", "was"]}, "label": "pos", "change": "increase"}
+    suite = {"tests": [{"name": "t", "capability": "c", "kind": "DIR", **fields}]}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(suite))
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
+    flags = {"model": tmp_path / "bert", "suite": tmp_path / "own.yaml", "text": tmp_path / "texts.txt"}
+    command_output("analyze behavior", **flags, output_dir=tmp_path / "a")
+    assert json.loads((tmp_path / "a" / "behavior.json").read_text())["values"]["bert"]["t"]["failure_rate"] == 0
+    command_output("analyze behavior", **flags, max_length=16, output_dir=tmp_path / "b")
+    assert json.loads((tmp_path / "b" / "behavior.json").read_text())["values"]["bert"]["t"]["failure_rate"] > 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from commands import command_output, save, tiny_pair
+from commands import command_output, save, save_summary, tiny_pair
 from zoo import HEADS
 
 from hf_ctxmodels import CtxError
@@ -21,6 +21,8 @@ from hf_ctxmodels.analysis.triggers.attacks import (
     measure_triggers,
 )
 from hf_ctxmodels.analysis.triggers.search import TriggerOptions
+from hf_ctxmodels.cli.analyze_triggers import TriggerArguments, open_attacks
+from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.downstream.tasks import QuestionAnswering, SequenceClassification, TaskArguments
 from hf_ctxmodels.downstream.tasks.question_answering import Question
 from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceExample
@@ -180,6 +182,32 @@ def test_outcomes_and_reused_triggers() -> None:
             lm_attack.model(input_ids).logits[0, :-1], input_ids[0, 1:], reduction="none"
         )
     assert lm_attack.outcomes(["two dogs"], trigger)[0] == pytest.approx(float(losses[2:].mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "auto_class", "max_length", "expected"),
+    [
+        ("bert", "AutoModelForSequenceClassification", None, 9),
+        ("bert", "AutoModelForSequenceClassification", 12, 12),
+        ("bert", "AutoModelForQuestionAnswering", None, 9),
+        ("gpt2", "AutoModelForCausalLM", None, 32),
+        ("gpt2", "AutoModelForCausalLM", 12, 12),
+    ],
+)
+def test_max_length(family: str, auto_class: str, max_length: int | None, expected: int, tmp_path: Path) -> None:
+    """By default the maximum length of fine-tuning, or for a language model its longest input below 128 tokens."""
+    pair = tiny_pair(family, auto_class, TEXTS, max_position_embeddings=32)
+    tasks = {
+        "AutoModelForSequenceClassification": SequenceClassification,
+        "AutoModelForQuestionAnswering": QuestionAnswering,
+    }
+    if auto_class in tasks:
+        save_summary(save(tmp_path, *pair), tasks[auto_class].name, max_length=9)
+    flags = {"model": [str(save(tmp_path, *pair))], "validation_file": "texts.txt", "output_dir": str(tmp_path)}
+    arguments = TriggerArguments(**flags, answer="happy", max_length=max_length)
+    (attack,) = open_attacks(arguments, TaskArguments(), TriggerOptions(), DeviceArguments())
+    options: Any = attack if isinstance(attack, ContinuationAttack) else attack.task.arguments
+    assert options.max_length == expected
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import command_output, save, tiny_pair
+from commands import command_output, save, save_summary, tiny_pair
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.downstream.tasks import SequenceClassification, TaskArguments
 from hf_ctxmodels.inference import Predictor, score_ensemble
-from hf_ctxmodels.training.summary import TrainingSummary
 
 TEXTS = ["one cat", "two dogs run", "no cat runs", "two", "a dog and a cat", "cats run", "one dog", "run two dogs"]
 NAMES = ["bad", "good", "worse"]
@@ -64,9 +63,7 @@ def test_evaluate_ensemble_command(task_data: tuple, tmp_path: Path) -> None:
     members = [classifier("ulmfit", NAMES, seed, max_length) for seed, max_length in ((1, 128), (4, 3))]
     for folder, member in zip(folders, members, strict=True):
         save(Path(folder), member.model, member.tokenizer)
-    fields = {"model_class": "CtxULMFiTForSequenceClassification", "model_type": "ctx-ulmfit", "dataset": "texts.tsv"}
-    numbers = {"seed": 1, "parameters": 1, "steps": 1, "global_batch_size": 1, "max_length": 3}
-    TrainingSummary(task="sequence-classification", **fields, **numbers).save(folders[1])
+    save_summary(Path(folders[1]), "sequence-classification", max_length=3)
     flags = {"models": folders, "validation_file": task_data[1]}
     scores = score_ensemble(members, task_data[0])
     *lines, total_line = command_output("evaluate ensemble", **flags).strip().splitlines()[-4:]
