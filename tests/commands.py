@@ -90,7 +90,7 @@ def save(folder: Path, *objects: Any) -> Path:
     return folder
 
 
-def save_summary(folder: Path, task: str, max_length: int) -> None:
+def save_summary(folder: Path, task: str, max_length: int, **fields: Any) -> None:
     """Save the summary of a fine-tuning run in the directory of a model."""
     numbers = {"seed": 0, "parameters": 1, "steps": 1, "global_batch_size": 1, "max_length": max_length}
-    TrainingSummary(task=task, model_class="", model_type="", dataset="train.tsv", **numbers).save(folder)
+    TrainingSummary(task=task, model_class="", model_type="", dataset="train.tsv", **numbers, **fields).save(folder)

@@ -39,7 +39,7 @@ from hf_ctxmodels.downstream.text2text.text_to_text import (
     text_to_text_class,
 )
 from hf_ctxmodels.inference.generation import generate_texts
-from hf_ctxmodels.inference.prediction import Predictor
+from hf_ctxmodels.inference.prediction import Predictor, finetuning_summary
 from hf_ctxmodels.training.model_loading import load_config
 
 _SCREEN_DIGITS, _FILE_DIGITS = 4, 6  # significant digits
@@ -160,6 +160,8 @@ def _predict_targets(
         raise CtxError("The model's head is for the task seq2seq.", location=f"--{flag_name}", hint="remove it.")
     task = Seq2Seq(task_arguments)
     task.check_unused_arguments()
+    summary = finetuning_summary(arguments.model)
+    task = task.for_file(arguments.input, {} if summary is None else summary.columns)
     is_labeled = task.has_labels(arguments.input)
     examples = task.read_file(arguments.input) if is_labeled else task.read_unlabeled(arguments.input)
     model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModelForSeq2SeqLM.__name__)

@@ -103,6 +103,21 @@ def require_labels(rows: Sequence[Row], column: str) -> None:
         )
 
 
+def has_columns(file: str | Path, columns: Sequence[str]) -> bool:
+    """Whether a file is CoNLL-U, or a table with a header or JSON keys, and has columns of these names."""
+    suffix = file_suffix(file)
+    if suffix in _DELIMITERS:
+        try:
+            next(_read_delimited(file, columns, _DELIMITERS[suffix]), None)
+        except MissingColumnError:
+            return False
+        return True
+    names: Iterable[str] = CONLLU_COLUMNS if suffix == ".conllu" else ()
+    if suffix == ".jsonl":
+        names = next((record for record, _ in read_json_lines(file)), ())
+    return {*columns} <= {*names}
+
+
 def has_labels(file: str | Path, column: str) -> bool:
     """Whether a file has labels: not if it is a `.txt` file, or the column is missing, or all its values are empty or
     -1."""

@@ -1,8 +1,8 @@
 """Predictions of fine-tuned models for unlabeled examples."""
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -22,6 +22,7 @@ from hf_ctxmodels.downstream.finetuning.finetuning_run import (
     open_model,
 )
 from hf_ctxmodels.downstream.tasks import TASKS, Task, TaskArguments
+from hf_ctxmodels.downstream.tasks.base import COLUMN_FLAGS
 from hf_ctxmodels.downstream.tasks.sequence_classification import Regression, SequenceClassification
 from hf_ctxmodels.inference.task_heads import run_head
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
@@ -46,6 +47,9 @@ class FilePredictions(NamedTuple):
 class Predictor:
     """A fine-tuned model, its tokenizer, and its task with the labels of the model.
 
+    Attributes:
+        columns: Names of the columns of the training file by flag, for files that have them.
+
     Example:
         >>> predictor = Predictor.open("runs/reviews-classifier")
         >>> predictor.predict(predictor.task.read_unlabeled("new_reviews.txt"))
@@ -54,6 +58,7 @@ class Predictor:
     task: Task[Any]
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -70,7 +75,7 @@ class Predictor:
 
         Args:
             source: Directory or Hub id.
-            arguments: Columns of the files; by default as in `hf-ctxmodels finetune`.
+            arguments: Columns of the files; by default as in `hf-ctxmodels finetune`, see also `predict_file`.
             task: Key of `TASKS`; by default the task of fine-tuning, or if it is unknown of the model's head.
             task_name: Task of a multi-task model.
             max_length: Longest input in tokens; by default the length of fine-tuning, or if it is unknown 128 or the
@@ -103,7 +108,8 @@ class Predictor:
         model_task.load_labels(config)
         with suppress_adapter_notice():
             model = open_model(model_source, model_task, config, tokenizer, multitask_model, require_head=True)
-        return cls(model_task, add_saved_adapters(model, source).eval(), tokenizer)
+        columns = {} if summary is None else summary.columns
+        return cls(model_task, add_saved_adapters(model, source).eval(), tokenizer, columns)
 
     @classmethod
     def open_tasks(
@@ -133,12 +139,13 @@ class Predictor:
         return self.task.results(examples, encoded, outputs)
 
     def predict_file(self, file: str, batch_size: int = 32, progress: bool = False) -> FilePredictions:
-        """The results of all examples of a file, and their scores if the file has labels.
+        """The results of all examples of a file, and their scores if the file has labels. Columns that the task's
+        arguments do not select are the columns of the training file, if the file has them.
 
         Raises:
             CtxError: The examples cannot be read without labels, or `label_column` is given and the labels are invalid.
         """
-        task = self.task
+        task = self.task.for_file(file, self.columns)
         examples = task.read_unlabeled(file)
         print_status(f"{type(self.model).__name__} predicts {len(examples):,} examples", progress)
         encoded = task.encode(examples, self.tokenizer)
@@ -150,7 +157,7 @@ class Predictor:
                 labeled = task.read_file(file)  # the same inputs as the examples
                 scores = task.score(labeled, task.decode(labeled, encoded, outputs))
         except CtxError as error:
-            if task.arguments.label_column is not None:
+            if self.task.arguments.label_column is not None:
                 raise
             reason = error.message if error.location is None else f"{error.message} ({error.location})"
         print_status(f"no score: {reason}", progress and not scores)
@@ -184,6 +191,7 @@ def _unfinished_summary(checkpoint: Path) -> TrainingSummary | None:
         arguments, files = [entry["arguments"] for entry in listed], [entry["train_file"] for entry in listed]
     else:
         return None
+    columns: dict[str, Any] = {name: identity.get(name) for name in COLUMN_FLAGS}  # None in a run on several tasks
     return TrainingSummary(
         task=task,
         model_class=identity["model_class"],
@@ -194,6 +202,7 @@ def _unfinished_summary(checkpoint: Path) -> TrainingSummary | None:
         steps=int(checkpoint.name.rpartition("-")[2]),
         global_batch_size=identity["global_micro_batch"] * identity["gradient_accumulation_steps"],
         max_length=max(fields["max_length"] for fields in arguments),
+        columns=TaskArguments(**columns).column_names(),
         command="",
     )
 

@@ -80,11 +80,12 @@ def task_params() -> list:
 
 
 def test_printed_prediction_command_selects_the_columns_of_training():
-    task_arguments = TaskArguments("context", "answer", "a,b", both_orders=True)
-    columns = ["--text_columns", "context", "--label_column", "answer", "--choice_columns", "a,b"]
+    task_arguments = TaskArguments("3", "-1", "4,5", target_language="<de>", both_orders=True)
+    columns = ["--text_columns", "3", "--label_column", "-1", "--choice_columns", "4,5", "--target_language", "<de>"]
     command = prediction_command("runs/x", task_arguments)
     assert command == ["predict", "--model", "runs/x", "--input", "FILE", *columns]  # both_orders is saved
-    assert prediction_command("runs/x", TaskArguments()) == command[:5]
+    for saved in (TaskArguments(), TaskArguments("context, end", "answer", "a,b")):
+        assert prediction_command("runs/x", saved) == command[:5]
 
 
 def test_warning_if_model_is_below_tfidf(ctx_checkpoint, tmp_path, capsys):
@@ -166,11 +167,10 @@ def test_task_tokens_and_pairs_in_both_orders(checkpoint, tmp_path, capsys):
     logits = [model(**{name: value[order][None] for name, value in batch.items()}).logits for order in ([0, 1], [1, 0])]
     torch.testing.assert_close(*logits)
     assert model.config.both_orders
-    predictor = Predictor.open(str(tmp_path / "out"), TaskArguments(text_columns="one,other"))
+    predictor = Predictor.open(str(tmp_path / "out"))
     (tmp_path / "pairs.tsv").write_text("one\tother\nlovely\tthe film\nthe film\tlovely\n")
     values = [result["value"] for result in predictor.predict_file(str(tmp_path / "pairs.tsv")).results]
     assert values == pytest.approx([logits[0].item()] * 2)
-    predictor = Predictor.open(str(tmp_path / "out"))
     (tmp_path / "texts.txt").write_text("lovely\n")
     with pytest.raises(CtxError, match="Only pairs of texts have two orders"):
         predictor.predict_file(str(tmp_path / "texts.txt"))

@@ -130,7 +130,8 @@ def test_tasks_of_unfinished_runs_and_models_on_the_hub(checkpoint, tmp_path, mo
     """The head of ranking is a head for multiple choice; the task and the length are saved by the run."""
     flags = {"max_length": 16, "max_steps": 2, "save_steps": 1}
     out, together = tmp_path / "out", tmp_path / "together"
-    assert finetune("ranking", model=checkpoint, output_dir=out, **ranking_files(tmp_path), **flags) == 0
+    files = ranking_files(tmp_path) | {"text_columns": "query,candidate"}
+    assert finetune("ranking", model=checkpoint, output_dir=out, **files, **flags) == 0
     monkeypatch.setitem(TASK_FILES, "ranked", ("ranking", ranking_files))
     tasks = make_tasks(tmp_path / "list", ranked={}, sentences={})
     assert finetune("multitask", **multitask(checkpoint, tmp_path / "list", tasks, **flags), output_dir=together) == 0
@@ -151,6 +152,7 @@ def test_tasks_of_unfinished_runs_and_models_on_the_hub(checkpoint, tmp_path, mo
         assert (predictor.task.name, predictor.task.arguments.max_length) == ("ranking", 16), source
     unfinished = finetuning_summary(out / "checkpoint-1")
     assert (unfinished.dataset, unfinished.steps, unfinished.global_batch_size) == ("train.csv", 1, 32)
+    assert unfinished.columns == {"text_columns": "query,candidate"}
     assert finetuning_summary(checkpoint) is None
 
 

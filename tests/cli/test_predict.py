@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from commands import command_output, save, tiny_pair
+from commands import command_output, save, save_summary, tiny_pair
 from labeled_texts import BAD, FILLER_WORDS, GOOD, NAMES, PLACES
 
 from hf_ctxmodels import CtxMultiTaskConfig, CtxMultiTaskModel
@@ -197,6 +197,9 @@ def test_targets_of_encoder_decoder(tmp_path: Path) -> None:
     labeled, scores = predict_and_score(folder, tmp_path / "pairs.jsonl", **columns, **options)
     assert labeled == results
     assert scores["exact_match"] == 0.75
+    save_summary(folder, "seq2seq", max_length=64, columns={"text_columns": "question", "label_column": "answer"})
+    without_columns = {"metrics": "exact_match", **options}
+    assert predict_and_score(folder, tmp_path / "pairs.jsonl", **without_columns) == (labeled, scores)
     error = command_output("generate", model=folder, input=tmp_path / "pairs.jsonl", fails=True)
     assert "is a table" in error
     assert "hf-ctxmodels predict" in error
@@ -265,6 +268,39 @@ def test_text_classification_scores(tmp_path: Path) -> None:
     error = command_output("predict", model=folder, input=files["invalid.csv"], label_column="label", fails=True)
     assert "'bad'" in error
     assert f"{files['invalid.csv']}:3" in error
+
+
+def test_columns_of_the_training_file(tmp_path: Path) -> None:
+    """Files that have the columns of the training file are read without flags, as with them; other files as before."""
+    folder = save_model(tmp_path / "model", "bert", "AutoModelForSequenceClassification", **LABELS)
+    columns = {"text_columns": "review", "label_column": "mood"}
+    labels = ["neg", "pos", "pos", "none"]
+    files = {
+        name: write(tmp_path, name, f"{header}\n" + "".join(map("{}\t{}\n".format, TEXTS, values)))
+        for name, header, values in (
+            ("training.tsv", "review\tmood", labels),
+            ("training.txt", "review\tmood", labels),
+            ("unlabeled.tsv", "review\tnumber", range(4)),
+            ("invalid.tsv", "review\tmood", ["neg", "bad", "pos", "none"]),
+            ("default.tsv", "text\tlabel", labels),
+        )
+    }
+    files["plain"] = write(tmp_path, "plain.txt", "\n".join(TEXTS))
+    records = [{"review": text, "mood": label} for text, label in zip(TEXTS, labels, strict=True)]
+    files["json"] = write(tmp_path, "records.jsonl", "\n".join(map(json.dumps, records)))
+    expected, scores = predict_and_score(folder, files["training.tsv"], **columns)
+    assert scores
+    save_summary(folder, "sequence-classification", max_length=64, columns=columns)
+    for name in ("training.tsv", "json", "default.tsv"):
+        assert predict_and_score(folder, files[name]) == (expected, scores), name
+    for name in ("training.txt", "unlabeled.tsv", "invalid.tsv", "plain"):
+        assert predict_and_score(folder, files[name]) == (expected, {}), name
+    error = command_output("predict", model=folder, input=files["invalid.tsv"], label_column="mood", fails=True)
+    assert "'bad'" in error
+    table = write(tmp_path, "other.tsv", "question\tmood\nwhy\tneg\n")
+    error = command_output("predict", model=folder, input=table, fails=True)
+    assert "No column" in error
+    assert "--text_columns" in error
 
 
 def test_regression_choice_and_ranking_scores(tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -18,12 +19,14 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, non_default_fields
 from hf_ctxmodels.data.examples import LOOP_COLUMNS
 from hf_ctxmodels.data.files import same_file
-from hf_ctxmodels.data.table_files import Row, has_labels, read_texts
+from hf_ctxmodels.data.table_files import Row, has_columns, has_labels, read_texts
 
 Feature = dict[str, Any]
 Collator = Callable[[list[Feature]], dict[str, Any]]
 Logits = dict[str, np.ndarray]
 """Outputs of the model for one feature by name: (labels,), (length, labels), (length,) or (choices,)."""
+COLUMN_FLAGS = ("text_columns", "label_column", "choice_columns")
+"""Fields of `TaskArguments` with names or numbers of columns, whose names are saved with a fine-tuned model."""
 
 
 @dataclass
@@ -66,6 +69,15 @@ class TaskArguments:
     metrics: str = flag("rouge,bleu,exact_match", "Metrics of the predictions, the main metric first.")
     plain_targets: bool = flag(False, "Train on the unchanged targets, where the family masks them or adds noise.")
     target_options: list[str] = flag((), "Options of the masks or noise on targets, as key=value.")
+
+    def column_names(self) -> dict[str, str]:
+        """The names of columns by flag, without numbers, which select other columns in a file with another layout."""
+        values = {name: getattr(self, name) for name in COLUMN_FLAGS}
+        return {
+            name: value
+            for name, value in values.items()
+            if value and not any(column.strip(" -").isdecimal() for column in value.split(","))
+        }
 
 
 @dataclass(frozen=True)
@@ -173,6 +185,17 @@ class Task(ABC, Generic[Example]):
 
     def __init__(self, arguments: TaskArguments) -> None:
         self.arguments = arguments
+
+    def for_file(self, file: str, columns: Mapping[str, str]) -> Self:
+        """A copy of this task that reads `columns` (flag -> names) of a file, unless the flag is set or the file lacks
+        one of them."""
+        task, flags = copy(self), dict[str, Any]()
+        for flag_name, names in columns.items():
+            is_unset = getattr(self.arguments, flag_name) is None
+            if is_unset and has_columns(file, [name.strip() for name in names.split(",")]):
+                flags[flag_name] = names
+        task.arguments = replace(self.arguments, **flags)
+        return task
 
     def check_unused_arguments(self) -> None:
         """Raise CtxError for an argument that this task does not use."""
