@@ -77,7 +77,8 @@ class TriggerArguments(OutputArguments):
     )
     max_length: int | None = flag(
         None,
-        "Longest input in tokens; by default as in the fine-tuning of each model, or at most 128 for a language model.",
+        "Longest input in tokens; by default as in the fine-tuning of each model; for language models 128, or their "
+        "limit if it is smaller.",
     )
     random_triggers: int = flag(10, "Random triggers per attacked model, for the baseline.")
     max_examples_per_label: int | None = flag(None, "Use N random examples of each label; by default all.")

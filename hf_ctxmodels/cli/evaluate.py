@@ -224,9 +224,7 @@ def sentences() -> None:
     translations = [read_translations(text) for text in arguments.retrieval]
     model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModel.__name__)
     if not hasattr(tokenizer, "language") and any(language for sides in translations for language, _, _ in sides):
-        raise CtxError(
-            f"{type(tokenizer).__name__} has no languages.", location="--retrieval", hint="omit the languages."
-        )
+        raise CtxError(f"{type(tokenizer).__name__} has no languages.", location="--retrieval", hint="omit LANGUAGE=.")
     placement.place(model)
     encode = partial(encode_sentences, model, tokenizer, pooling=arguments.pooling, batch_size=arguments.batch_size)
 
@@ -453,8 +451,10 @@ def ensemble() -> None:
         EnsembleArguments, task_section, DeviceArguments, description=getdoc(ensemble)
     )
     examples = SequenceClassification(task_arguments).read(arguments.validation_file, "validation")
-    options = {"task": SequenceClassification.name, "max_length": arguments.max_length}
-    classifiers = [Predictor.open(source, task_arguments, **options) for source in arguments.models]
+    classifiers = [
+        Predictor.open(source, task_arguments, task=SequenceClassification.name, max_length=arguments.max_length)
+        for source in arguments.models
+    ]
     for classifier in classifiers:
         placement.place(classifier.model)
     scores = score_ensemble(classifiers, examples, arguments.batch_size)

@@ -1,16 +1,15 @@
-"""Perplexity of a causal language model on a text, per token and per word, and bits per character and byte.
+r"""Perplexity of a causal language model on a text, per token and per word, and bits per character and byte.
 
     hf-ctxmodels evaluate perplexity --model runs/gpt2 --dataset 'corpus/test*.txt' --stride 256
-    hf-ctxmodels evaluate perplexity --model runs/transformer_xl --dataset test.txt --memory_length 640 \\
+    hf-ctxmodels evaluate perplexity --model runs/transformer_xl --dataset test.txt --memory_length 640 \
         --clamp_len 400 --same_length true
-    hf-ctxmodels evaluate perplexity --model runs/transformer_xl --dataset test.txt --memory_length 0 64 128 256 \\
+    hf-ctxmodels evaluate perplexity --model runs/transformer_xl --dataset test.txt --memory_length 0 64 128 256 \
         --output_dir runs/memory
 
 The text is read in overlapping windows, or with --memory_length in segments with a memory. The last line measures
 several lengths of the memory, and saves a table and a figure.
 """
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -23,6 +22,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_directory
 from hf_ctxmodels.data.document_sources import load_documents
+from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.text_files import Separator
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.tasks.metrics import range_note
@@ -79,7 +79,7 @@ class PerplexityArguments:
             )
         if self.output_dir is not None and len(self.memory_length) < 2:
             raise CtxError(
-                "A table needs several lengths of the memory.",
+                "--output_dir needs at least two lengths of the memory.",
                 location="--output_dir",
                 hint="pass, for example, --memory_length 0 64 128, or omit --output_dir.",
             )
@@ -100,28 +100,27 @@ def main() -> None:
     documents = load_documents(*arguments.dataset, split=arguments.split, skip_empty=True, document_separator=separator)
     if arguments.validation_fraction is not None:
         documents = documents.split(arguments.validation_fraction)[1]
-    if len(arguments.memory_length) > 1:
-        results = {
-            length: measure(model, tokenizer, documents, arguments, length) for length in arguments.memory_length
-        }
+    lengths: list[int | None] = [*arguments.memory_length] or [None]
+    results = {length: measure(model, tokenizer, documents, arguments, length) for length in lengths}
+    if len(lengths) > 1:
         result = memory_result(results, arguments)
         print(result.tables[0].markdown())
         if arguments.output_dir is not None:
             result.save(arguments.output_dir)
             print(f"\nresults and figure in {arguments.output_dir}")
     else:
-        print_perplexity(measure(model, tokenizer, documents, arguments, *arguments.memory_length))
+        print_perplexity(*results.values())
     print(range_note("perplexity"))
 
 
 def measure(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    documents: Iterable[list[str]],
+    documents: Documents,
     arguments: PerplexityArguments,
-    memory_length: int | None = None,
+    memory_length: int | None,
 ) -> Perplexity:
-    """Perplexity of documents of sentences, in windows or with a memory of `memory_length` states."""
+    """Perplexity of documents, with a memory of `memory_length` states, or in windows if it is None."""
     texts = map(" ".join, documents)  # as in causal language modeling
     if memory_length is None:
         windows = {name: getattr(arguments, name) for name in ("max_length", "stride", "batch_size")}
@@ -150,17 +149,17 @@ def print_perplexity(result: Perplexity) -> None:
     )
 
 
-def memory_result(results: dict[int, Perplexity], arguments: PerplexityArguments) -> AnalysisResult:
+def memory_result(results: dict[int | None, Perplexity], arguments: PerplexityArguments) -> AnalysisResult:
     """A table of the lengths of the memory, and a chart of the perplexities."""
-    lengths = sorted(results)
+    lengths = sorted(arguments.memory_length)
     measures = {
         "perplexity per token": [results[length].per_token for length in lengths],
         "perplexity per word": [results[length].per_word for length in lengths],
         "bits per character": [results[length].bits_per_character for length in lengths],
         "bits per byte": [results[length].bits_per_byte for length in lengths],
     }
-    result = results[lengths[0]]
-    note = f"{result.tokens:,} tokens, {result.words:,} words, {result.unknown:,} unknown tokens."
+    text = results[lengths[0]]
+    note = f"{text.tokens:,} tokens, {text.words:,} words, {text.unknown:,} unknown tokens."
     rows = [f"memory of {length:,} states" for length in lengths]
     title = "Perplexity by length of the memory"
     table = Table(title, list(measures), rows, list(zip(*measures.values())), best="min", digits=4, note=note)

@@ -223,7 +223,7 @@ class ControlArguments:
         return None if self.bag_of_words is None else split_choice(self.bag_of_words)[0]
 
     def check_paths(self) -> None:
-        """Raise CtxError if there is no such file or classifier."""
+        """Raise CtxError if the file of `--bag_of_words` or the classifier of `--fudge` does not exist."""
         if self.bag_of_words_file is not None:
             require_file(self.bag_of_words_file)
         if self.fudge is not None:

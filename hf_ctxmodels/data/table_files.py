@@ -104,7 +104,8 @@ def require_labels(rows: Sequence[Row], column: str) -> None:
 
 
 def has_columns(file: str | Path, columns: Sequence[str]) -> bool:
-    """Whether a file is CoNLL-U, or a table with a header or JSON keys, and has columns of these names."""
+    """Whether a file has all these columns: in the header of a table, in the first line of JSON lines, or as columns of
+    CoNLL-U."""
     suffix = file_suffix(file)
     if suffix in _DELIMITERS:
         try:
@@ -115,7 +116,7 @@ def has_columns(file: str | Path, columns: Sequence[str]) -> bool:
     names: Iterable[str] = CONLLU_COLUMNS if suffix == ".conllu" else ()
     if suffix == ".jsonl":
         names = next((record for record, _ in read_json_lines(file)), ())
-    return {*columns} <= {*names}
+    return set(columns).issubset(names)
 
 
 def has_labels(file: str | Path, column: str) -> bool:

@@ -104,11 +104,11 @@ def read_rated_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str,
 
 
 def read_test_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str, ...]], list[float]]:
-    """`read_rated_pairs`; raises CtxError if all ratings are equal, so that no correlation is defined."""
+    """Rated pairs as of `read_rated_pairs`; raises CtxError if all ratings are equal: no correlation is defined."""
     texts, ratings = read_rated_pairs(file, columns)
     if len(set(ratings)) < 2:
         raise CtxError(
-            f"The only rating is {ratings[0]:g}; a correlation needs different ratings.",
+            f"All ratings are {ratings[0]:g}; the correlation with equal ratings is undefined.",
             location=file,
             hint="use a file with at least two different ratings.",
         )

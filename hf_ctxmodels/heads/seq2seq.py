@@ -140,7 +140,7 @@ class Seq2SeqHead(HeadModel, GenerationMixin):
             return self
         config = copy(self.config)
         config.vocab_size = self.config.target_vocab_size
-        model = object.__new__(type(self))  # `copy` would initialize a model that FSDP shards
+        model = object.__new__(type(self))  # `copy.copy` calls `FSDPModule.__new__`, which calls `__init__`
         model.__dict__.update(self.__dict__, config=config)
         return model
 

@@ -30,6 +30,7 @@ def score_ensemble(
     Args:
         classifiers: Sequence classifiers of any families, each with its tokenizer and the maximum length of its task.
         examples: Labeled examples.
+        batch_size: Examples per batch.
 
     Raises:
         CtxError: There are no classifiers or no examples, or the classifiers have different labels.

@@ -75,7 +75,7 @@ class Predictor:
 
         Args:
             source: Directory or Hub id.
-            arguments: Columns of the files; by default as in `hf-ctxmodels finetune`, see also `predict_file`.
+            arguments: Columns of the files; by default the columns of the training file, see `predict_file`.
             task: Key of `TASKS`; by default the task of fine-tuning, or if it is unknown of the model's head.
             task_name: Task of a multi-task model.
             max_length: Longest input in tokens; by default the length of fine-tuning, or if it is unknown 128 or the

@@ -189,7 +189,7 @@ def prepare_pretraining(
     if embedding_training is not None or add_adapter is not None or make_setup is not None:
         load_weights_in_all_processes(accelerator)
     files = objective_files(objective)
-    options = {name: value for name, value in objective.options.items() if name not in files}  # files may be moved
+    options = {name: value for name, value in objective.options.items() if name not in files}  # compared by content
     identity: dict[str, Any] = {"objective": objective_name, "objective_options": options}
     if embedding_training is not None:
         model_tokenizer = load_tokenizer(str(arguments.model))

@@ -163,8 +163,11 @@ def test_errors(
         ({"similarity": "{folder}/rated.csv=1,2"}, "Expected three columns, got 2"),
         ({"relatedness": "{folder}/rated.csv,{folder}/labeled.csv=1,2,3"}, "labeled.csv"),
         ({"relatedness": "{folder}/rated.csv=1,2,3"}, "Invalid value"),
-        ({"similarity": "{folder}/pair.csv=1,2,3"}, "The only rating is 5; a correlation needs different ratings"),
-        ({"relatedness": "{folder}/rated.csv,{folder}/pair.csv=1,2,3"}, "The only rating is 5"),
+        (
+            {"similarity": "{folder}/pair.csv=1,2,3"},
+            "All ratings are 5; the correlation",
+        ),
+        ({"relatedness": "{folder}/rated.csv,{folder}/pair.csv=1,2,3"}, "All ratings are 5"),
         ({"relatedness": "{folder}/pair.csv,{folder}/rated.csv=1,2,3"}, "There is one training pair"),
         ({"classification": "{folder}/labeled.csv=text,label"}, "Invalid value"),
         ({"classification": "{folder}/labeled.csv,{folder}/labeled.csv=text,mood"}, "No column 'mood'"),

@@ -287,7 +287,7 @@ def test_perplexity_by_memory_length(tmp_path: Path) -> None:
     assert len(set(result["perplexity per token"])) == 2
     assert "states of the memory" in (tmp_path / "memory" / "perplexity-memory.svg").read_text()
     assert "already holds" in command_output("evaluate perplexity", **flags, memory_length=[4, 0], fails=True)
-    assert "several lengths" in command_output("evaluate perplexity", **flags, memory_length=4, fails=True)
+    assert "at least two lengths" in command_output("evaluate perplexity", **flags, memory_length=4, fails=True)
     assert "at least 0" in command_output("evaluate perplexity", **flags, memory_length=[4, -1], fails=True)
 
 

@@ -189,12 +189,14 @@ class Task(ABC, Generic[Example]):
     def for_file(self, file: str, columns: Mapping[str, str]) -> Self:
         """A copy of this task that reads `columns` (flag -> names) of a file, unless the flag is set or the file lacks
         one of them."""
-        task, flags = copy(self), dict[str, Any]()
-        for flag_name, names in columns.items():
-            is_unset = getattr(self.arguments, flag_name) is None
-            if is_unset and has_columns(file, [name.strip() for name in names.split(",")]):
-                flags[flag_name] = names
-        task.arguments = replace(self.arguments, **flags)
+        task = copy(self)
+        used_columns: dict[str, Any] = {
+            flag_name: names
+            for flag_name, names in columns.items()
+            if getattr(self.arguments, flag_name) is None
+            and has_columns(file, [name.strip() for name in names.split(",")])
+        }
+        task.arguments = replace(self.arguments, **used_columns)
         return task
 
     def check_unused_arguments(self) -> None:

@@ -231,8 +231,9 @@ class CtxTransformerXLForCausalLM(GenerationWithMemory, heads.ForCausalLM, CtxTr
         if targets is not None and target_mask is not None:
             states = select_true(states, target_mask) if computes_logits else states
             heads.check_classes(targets, self.config.vocab_size, "labels", "vocab_size")
-            targets_in_text = on_host(lambda ids, mask: ids[mask], targets, target_mask)
-            total = self.softmax.loss(states, targets_in_text, embedding).sum()
+            # on the host, where the softmax reads the clusters of the targets
+            selected_targets = on_host(lambda ids, mask: ids[mask], targets, target_mask)
+            total = self.softmax.loss(states, selected_targets, embedding).sum()
             loss = heads.mean_over_targets(total, targets, "labels", num_items_in_batch)
         return CtxTransformerXLForCausalLMOutput(
             loss=loss,
