@@ -34,7 +34,13 @@ from hf_ctxmodels.heads.base import (
 )
 from hf_ctxmodels.heads.causal_lm import next_token_targets
 from hf_ctxmodels.heads.downstream import ForSequenceClassification
-from hf_ctxmodels.layers.attention.layouts import Layout, build_layout, build_memory_layout, prefix_lengths
+from hf_ctxmodels.layers.attention.layouts import (
+    Layout,
+    build_layout,
+    build_memory_layout,
+    embed_before_packing,
+    prefix_lengths,
+)
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.common import HookPoint, embedding_matrix
@@ -192,6 +198,7 @@ class LayerStack(nn.Module):
                 specs = {mask: replace(mask, prefix_lengths=prefixes) for mask in masks}  # layers share prepared masks
                 masks = [specs[mask] for mask in masks]
         packed_ids = {name: layout.pack(tensor) for name, tensor in embedding_ids.items()}
+        tokens = embed_before_packing(tokens, word_embeddings)
         return run_stack(
             self.layers_for(packed_ids),
             self._embed_packed(layout.pack(tokens), word_embeddings, packed_ids),  # no reference: it can be freed

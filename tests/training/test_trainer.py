@@ -11,7 +11,7 @@ from datasets import Dataset
 from torch._dynamo.utils import counters
 from training_runs import trainer_arguments, unbatch
 from transformers import EvalPrediction, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
-from zoo import ARCHETYPES, HEADS, Case, make_batch, make_targets, make_training_batch
+from zoo import ARCHETYPES, HEADS, REPRESENTATIVES, Case, make_batch, make_targets, make_training_batch
 from zoo.batches import follow_labels
 
 from hf_ctxmodels.training.trainer import CtxTrainer
@@ -293,6 +293,26 @@ def test_label_smoothing_of_causal_models(case: Case, tmp_path) -> None:
     targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100) if case.shifts_labels else labels
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), label_smoothing=0.1)
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+
+
+PACKED_HEADS = (
+    *("bert-AutoModelForMaskedLM", "gpt2-AutoModelForCausalLM", "t5-AutoModelForSeq2SeqLM"),
+    *("xlnet-AutoModelForCausalLM", "unilm-AutoModelForSeq2SeqLM"),
+)
+
+
+@pytest.mark.parametrize(
+    "case", mark_others_slow([case for case in REPRESENTATIVES if case.has_attention], *PACKED_HEADS), ids=str
+)
+def test_neftune_noise_is_equal_without_padding(case: Case, tmp_path) -> None:
+    """The noise of `TrainingArguments(neftune_noise_alpha=...)` depends on the padded length."""
+    batch = make_batch(case, (9, 4, 6, 9))
+    rows, losses = unbatch(batch | make_targets(case, batch)), []
+    for options, alpha in (({}, 50.0), ({"unpad": False}, 50.0), ({}, None)):
+        arguments = trainer_arguments(tmp_path, max_steps=1, per_device_train_batch_size=4, neftune_noise_alpha=alpha)
+        losses.append(Trainer(case.model(**options), arguments, train_dataset=rows).train().training_loss)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0] != pytest.approx(losses[2], rel=1e-3)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache, PreTrainedConfig
@@ -448,6 +448,15 @@ def build_layout(
     layout = _build_padded((batch_size, length), padding_mask, sequence_ids, implementation, attention_kwargs)
     layout = replace(layout, custom_mask=custom_mask)
     return layout if past_key_values is None else _extend_by_cache(layout, past_key_values, inputs.device)
+
+
+def embed_before_packing(tokens: Tensor, word_embeddings: nn.Module) -> Tensor:
+    """Embed (batch, length) ids for Trainer's `neftune_noise_alpha`, whose noise depends on the padded length.
+
+    Without this option, and for embeddings, `tokens` are returned unchanged: ids are embedded after `Layout.pack`.
+    """
+    has_noise = word_embeddings.training and hasattr(word_embeddings, "neftune_noise_alpha")
+    return word_embeddings(tokens) if has_noise and not tokens.is_floating_point() else tokens
 
 
 def build_memory_layout(
