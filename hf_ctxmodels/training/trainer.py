@@ -6,6 +6,7 @@ import torch
 from transformers import Trainer
 
 from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.distributed import inactive_parallelism_warnings
 from hf_ctxmodels.training.training_step import LossFunction, count_targets
 
@@ -25,6 +26,10 @@ class CtxTrainer(Trainer):
     Args:
         loss_function: The training loss, for example `finetuning.TaskLoss` with label smoothing; by default the loss of
             the model's forward, which evaluation uses in any case.
+
+    Raises:
+        CtxError: `label_smoothing_factor` is set, with which Trainer replaces the loss by the cross-entropy of `logits`
+            and `labels`, and there is a `loss_function` or the model has another loss.
     """
 
     def __init__(self, *args: Any, loss_function: LossFunction | None = None, **kwargs: Any) -> None:
@@ -40,6 +45,14 @@ class CtxTrainer(Trainer):
         self._counted_targets = () if is_exact or self.args.n_gpu > 1 else targets
         if self._counted_targets:
             self.model_accepts_loss_kwargs = True
+        has_other_loss = loss_function is not None or bool(targets and not is_exact)
+        if self.args.label_smoothing_factor and (has_other_loss or getattr(self.model, "is_backward", False)):
+            loss_name = type(loss_function or self.model).__name__
+            raise CtxError(
+                f"With label_smoothing_factor={self.args.label_smoothing_factor}, Trainer replaces the loss by the "
+                f"cross-entropy of logits and labels, which differs from the loss of {loss_name}.",
+                hint="remove label_smoothing_factor, or pass a smoothed loss as loss_function, see TaskLoss.",
+            )
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None

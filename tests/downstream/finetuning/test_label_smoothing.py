@@ -112,6 +112,20 @@ def test_trainer_uses_smoothed_loss(tmp_path):
         torch.testing.assert_close(model.get_parameter(name) - before[name], update, rtol=0, atol=1e-5, msg=name)
 
 
+def test_trainer_rejects_smoothing_of_other_losses(tmp_path):
+    """Trainer would train with the cross-entropy of the logits, or evaluate another loss than it trains."""
+    arguments = trainer_arguments(tmp_path, label_smoothing_factor=SMOOTHING)
+    heads = ("AutoModelForPreTraining", "AutoModelForQuestionAnswering")
+    models = [Case(FAMILIES["bert"], head).model() for head in heads]
+    models += [Case(FAMILIES["ulmfit"], "AutoModelForCausalLM").model(backward=True)]
+    loss_function = TaskLoss(cove_model(), ["labels"], SMOOTHING)
+    for model, loss in [*((model, None) for model in models), (cove_model(), loss_function)]:
+        with pytest.raises(CtxError, match=rf"label_smoothing_factor={SMOOTHING}, .*{type(loss or model).__name__}\."):
+            CtxTrainer(model, arguments, loss_function=loss)
+    CtxTrainer(cove_model(), arguments)
+    CtxTrainer(t5_model(), arguments)
+
+
 def test_transformers_losses_add_up_over_micro_batches():
     """Heads of transformers return batch means; the micro-batches have 1 and 18 targets."""
     torch.manual_seed(0)
