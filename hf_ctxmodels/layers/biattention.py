@@ -39,7 +39,8 @@ class Biattention(nn.Module):
         The (batch, length) bool masks are False at padding, and True at words of the second text and padding within it.
         """
         masks = text_masks(token_mask, is_second_text)
-        texts = [on_host(lambda mask, half=half: mask.chunk(2)[half], masks) for half in range(2)]
+        # not `chunk`, whose sizes in ONNX depend on the batch
+        texts = [on_host(lambda mask, half=half: mask.unflatten(0, (2, -1))[half], masks) for half in range(2)]
         sequences = on_host(sequence_numbers, is_second_text)
         inputs = linear(self.project, self.dropout(states)).relu()
         packing = PackedSequences.build(token_mask, sequences, unpad=unpad)
