@@ -81,7 +81,7 @@ class HeldOutLoss:
             CtxError: The model has no such head, or the file cannot be read.
         """
         predictor = Predictor.open(source, arguments)
-        task, model = predictor.task, predictor.model
+        task, model = predictor.task.for_file(file, predictor.columns), predictor.model
         examples = task.read(file, "validation")[:max_examples]
         encoded = task.encode(examples, predictor.tokenizer)
         evaluation = TaskEvaluation(task, examples, encoded, task.collator(predictor.tokenizer), batch_size)

@@ -61,7 +61,8 @@ class ScoredModel:
 
     def __init__(self, arguments: HeadsArguments, task_arguments: TaskArguments, placement: DeviceArguments) -> None:
         predictor = Predictor.open(arguments.model, task_arguments, max_length=arguments.max_length)
-        self.model, self.task, self.tokenizer = predictor.model, predictor.task, predictor.tokenizer
+        self.model, self.tokenizer = predictor.model, predictor.tokenizer
+        self.task = predictor.task.for_file(arguments.validation_file, predictor.columns)
         if self.task.is_generative:
             raise CtxError(
                 f"The task {self.task.name} has no score without generation.",

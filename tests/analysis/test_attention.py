@@ -312,15 +312,18 @@ def test_attention_and_heads_commands(
 
 
 @pytest.mark.parametrize(("flags", "expected"), [({}, 6), ({"max_length": 4}, 4)])
-def test_heads_command_truncates(
+def test_heads_command_reads_as_in_finetuning(
     flags: dict[str, int], expected: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By default to the maximum length of fine-tuning."""
+    """By default to the maximum length of fine-tuning, which also determines the columns."""
     shutil.copytree(folder / "bert", tmp_path / "bert")
-    save_summary(tmp_path / "bert", "sequence-classification", max_length=6)
+    columns = {"text_columns": "review", "label_column": "polarity"}
+    save_summary(tmp_path / "bert", "sequence-classification", max_length=6, columns=columns)
+    _, *lines = (folder / "dev.tsv").read_text().splitlines()
+    (tmp_path / "dev.tsv").write_text("\n".join(["review\tpolarity", *lines]))
     analyze = Mock(side_effect=CtxError("stop"))
     monkeypatch.setattr(analyze_heads, "analyze", analyze)
-    paths = {"model": tmp_path / "bert", "validation_file": folder / "dev.tsv", "output_dir": tmp_path / "out"}
+    paths = {"model": tmp_path / "bert", "validation_file": tmp_path / "dev.tsv", "output_dir": tmp_path / "out"}
     assert run_command("analyze", "heads", **paths, **flags) == 2
     features = analyze.call_args.args[1].encoded.features
     assert {len(feature["input_ids"]) for feature in features} == {expected}

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import command_output, save, tiny_pair
+from commands import command_output, save, save_summary, tiny_pair
 
 from hf_ctxmodels.analysis.results import AnalysisResult
 from hf_ctxmodels.analysis.word_arguments import short_names
@@ -116,8 +116,9 @@ def test_landscape_command(folder, tmp_path):
         model, tokenizer = tiny_pair("bert", auto_class, TEXTS, seed=number + 7)
         model.config.id2label = dict(enumerate(LABELS))
         save(tmp_path / name, model, tokenizer)
+        save_summary(tmp_path / name, "sequence-classification", max_length=32, columns={"text_columns": "review"})
     lines = [f"{text}\t{'good' if 'river' in text else 'bad'}" for text in TEXTS]
-    (tmp_path / "dev.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n")
+    (tmp_path / "dev.tsv").write_text("\n".join(["review\tlabel", *lines]) + "\n")
     flags = {
         "model": tmp_path / "tuned", "pretrained": folder / "bert", "validation_file": tmp_path / "dev.tsv",
         "output_dir": tmp_path / "out", "points": 3, "plane_points": 3, "max_examples": 6,
