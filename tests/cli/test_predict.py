@@ -1,6 +1,7 @@
 """`hf-ctxmodels predict`: all tasks against the head on one example at a time, input formats, scores, errors."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,13 @@ def write(folder: Path, name: str, text: str) -> Path:
     return folder / name
 
 
+def write_table(folder: Path, name: str, header: str, labels: Iterable[Any]) -> Path:
+    """A table of `TEXTS` and their labels; the header determines the delimiter."""
+    delimiter = "\t" if "\t" in header else ","
+    rows = [f"{text}{delimiter}{label}\n" for text, label in zip(TEXTS, labels, strict=True)]
+    return write(folder, name, f"{header}\n" + "".join(rows))
+
+
 def predict_and_score(folder: Path, file: Path, **flags: Any) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """The predictions for a file, and the printed metrics."""
     output = folder / "output.jsonl"
@@ -246,16 +254,14 @@ def predict_and_score(folder: Path, file: Path, **flags: Any) -> tuple[list[dict
 def test_text_classification_scores(tmp_path: Path) -> None:
     folder = save_model(tmp_path / "model", "bert", "AutoModelForSequenceClassification", **LABELS)
     labels = ["neg", "pos", "pos", "none"]
-    files = {
-        name: write(tmp_path, name, f"text,{column}\n" + "".join(map("{},{}\n".format, TEXTS, values)))
-        for name, column, values in (
-            ("labeled.csv", "label", labels),
-            ("other.csv", "mood", labels),
-            ("empty.csv", "label", [""] * 4),
-            ("glue.csv", "label", ["-1"] * 4),
-            ("invalid.csv", "label", ["neg", "bad", "pos", "none"]),
-        )
+    tables = {
+        "labeled.csv": ("text,label", labels),
+        "other.csv": ("text,mood", labels),
+        "empty.csv": ("text,label", [""] * 4),
+        "glue.csv": ("text,label", ["-1"] * 4),
+        "invalid.csv": ("text,label", ["neg", "bad", "pos", "none"]),
     }
+    files = {name: write_table(tmp_path, name, *table) for name, table in tables.items()}
     results, scores = predict_and_score(folder, files["labeled.csv"])
     num_correct = sum(result["label"] == label for result, label in zip(results, labels, strict=True))
     assert scores["accuracy"] == num_correct / 4
@@ -271,20 +277,19 @@ def test_text_classification_scores(tmp_path: Path) -> None:
 
 
 def test_columns_of_the_training_file(tmp_path: Path) -> None:
-    """Files that have the columns of the training file are read without flags, as with them; other files as before."""
+    """Files with the columns of the training file have the predictions and scores that the flags give; files without
+    these columns are read by the default columns."""
     folder = save_model(tmp_path / "model", "bert", "AutoModelForSequenceClassification", **LABELS)
     columns = {"text_columns": "review", "label_column": "mood"}
     labels = ["neg", "pos", "pos", "none"]
-    files = {
-        name: write(tmp_path, name, f"{header}\n" + "".join(map("{}\t{}\n".format, TEXTS, values)))
-        for name, header, values in (
-            ("training.tsv", "review\tmood", labels),
-            ("training.txt", "review\tmood", labels),
-            ("unlabeled.tsv", "review\tnumber", range(4)),
-            ("invalid.tsv", "review\tmood", ["neg", "bad", "pos", "none"]),
-            ("default.tsv", "text\tlabel", labels),
-        )
+    tables = {
+        "training.tsv": ("review\tmood", labels),
+        "training.txt": ("review\tmood", labels),
+        "unlabeled.tsv": ("review\tnumber", range(4)),
+        "invalid.tsv": ("review\tmood", ["neg", "bad", "pos", "none"]),
+        "default.tsv": ("text\tlabel", labels),
     }
+    files = {name: write_table(tmp_path, name, *table) for name, table in tables.items()}
     files["plain"] = write(tmp_path, "plain.txt", "\n".join(TEXTS))
     records = [{"review": text, "mood": label} for text, label in zip(TEXTS, labels, strict=True)]
     files["json"] = write(tmp_path, "records.jsonl", "\n".join(map(json.dumps, records)))
