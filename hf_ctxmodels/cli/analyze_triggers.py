@@ -42,13 +42,13 @@ from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
-from hf_ctxmodels.core.generation import max_input_length
 from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.tasks import QuestionAnswering, SequenceClassification, TaskArguments
+from hf_ctxmodels.downstream.tasks.base import default_max_length
 from hf_ctxmodels.evaluation.scoring import saved_language_model_class
 from hf_ctxmodels.inference import Predictor
 from hf_ctxmodels.training.model_loading import load_config
@@ -131,8 +131,7 @@ def open_attacks(
     for source in (*arguments.model, *arguments.transfer_to):
         config, max_length = load_config(source), arguments.max_length
         if saved_language_model_class(config) == "AutoModelForCausalLM":
-            if max_length is None:
-                max_length = min(max_input_length(config) or TaskArguments.max_length, TaskArguments.max_length)
+            max_length = max_length or default_max_length(config)
             model, tokenizer = load_model_and_tokenizer(source, "AutoModelForCausalLM", max_length)
             attacks.append(ContinuationAttack(model, tokenizer, max_length, options.batch_size))
         else:

@@ -22,7 +22,7 @@ from hf_ctxmodels.downstream.finetuning.finetuning_run import (
     open_model,
 )
 from hf_ctxmodels.downstream.tasks import TASKS, Task, TaskArguments
-from hf_ctxmodels.downstream.tasks.base import COLUMN_FLAGS
+from hf_ctxmodels.downstream.tasks.base import COLUMN_FLAGS, default_max_length
 from hf_ctxmodels.downstream.tasks.sequence_classification import Regression, SequenceClassification
 from hf_ctxmodels.inference.task_heads import run_head
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
@@ -99,8 +99,7 @@ class Predictor:
             raise CtxError(
                 f"The model's head is for the task {head_task}.", location=f"--task {task}", hint="remove --task."
             )
-        limit = getattr(config, "max_sequence_length", None) or TaskArguments.max_length
-        length = max_length or (summary and summary.max_length) or min(limit, TaskArguments.max_length)
+        length = max_length or (summary and summary.max_length) or default_max_length(config)
         model_task = TASKS[head_task](replace(arguments or TaskArguments(), max_length=length))
         model_source = StartingModelArguments(model=source, task_name=task_name)
         config, tokenizer = load_config_and_tokenizer(model_source, model_task)

@@ -17,6 +17,7 @@ from hf_ctxmodels.architectures.word_alignment import split_words
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, non_default_fields
+from hf_ctxmodels.core.generation import max_input_length
 from hf_ctxmodels.data.examples import LOOP_COLUMNS
 from hf_ctxmodels.data.files import same_file
 from hf_ctxmodels.data.table_files import Row, has_columns, has_labels, read_texts
@@ -78,6 +79,11 @@ class TaskArguments:
             for name, value in values.items()
             if value and not any(column.strip(" -").isdecimal() for column in value.split(","))
         }
+
+
+def default_max_length(config: PreTrainedConfig) -> int:
+    """`TaskArguments.max_length`, or the longest input of the model if it is shorter."""
+    return min(max_input_length(config) or TaskArguments.max_length, TaskArguments.max_length)
 
 
 @dataclass(frozen=True)
