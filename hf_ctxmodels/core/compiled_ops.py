@@ -91,7 +91,11 @@ _call_numbers = count()
 
 
 def define_differentiable_operator(
-    name: str, arguments: str, function: Callable[..., Tensor], num_differentiable: int
+    name: str,
+    arguments: str,
+    function: Callable[..., Tensor],
+    fake: Callable[..., Tensor],
+    num_differentiable: int,
 ) -> Callable[..., Tensor]:
     """Define an operator whose gradients autograd computes from its implementation.
 
@@ -100,7 +104,8 @@ def define_differentiable_operator(
     Args:
         name: Name of the operator.
         arguments: Schema of the arguments, all tensors first.
-        function: The implementation; its result has the shape and dtype of the first argument.
+        function: The implementation.
+        fake: Computes a tensor with the shape and dtype of the result.
         num_differentiable: Number of leading arguments that may have a gradient.
     """
     num_tensors = arguments.count("Tensor")
@@ -124,8 +129,10 @@ def define_differentiable_operator(
 
     def run_backward(grad: Tensor, handle: Tensor, tensors: Sequence[Tensor | None]) -> list[Tensor]:
         call = _recorded_calls[int(handle)]
-        with _enabled_autograd():
-            gradients = torch.autograd.grad(call.output, call.inputs, grad, retain_graph=True, allow_unused=True)
+        gradients: Sequence[Tensor | None] = [None] * len(call.inputs)
+        if call.output.requires_grad:  # it depends on an input
+            with _enabled_autograd():
+                gradients = torch.autograd.grad(call.output, call.inputs, grad, retain_graph=True, allow_unused=True)
         return [
             tensor.new_zeros(tensor.shape) if gradient is None else gradient.contiguous()
             for tensor, gradient in zip(call.inputs, gradients, strict=True)
@@ -134,7 +141,7 @@ def define_differentiable_operator(
     forward_operator = define_operator(
         f"{name}({arguments}, bool needs_grad) -> (Tensor output, Tensor handle)",
         run,
-        lambda first, *inputs: (first.new_empty(first.shape), torch.empty(1, dtype=torch.int64, device="cpu")),
+        lambda *inputs: (fake(*inputs[:-1]), torch.empty(1, dtype=torch.int64, device="cpu")),
         is_random=True,
     )
     # `tensors` are the output and the inputs, which the recorded graph reads: a compiler must not reuse their memory

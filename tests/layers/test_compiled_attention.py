@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.library import opcheck
 
 from hf_ctxmodels.core.compiled_ops import _recorded_calls, true_indices
+from hf_ctxmodels.layers.attention import compiled_attention
 from hf_ctxmodels.layers.attention.backends import attend
 from hf_ctxmodels.layers.attention.compiled_attention import attend_traced
 from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, TracedLayout
@@ -34,8 +35,18 @@ def _masks() -> dict[str, Callable[[], MaskSpec]]:
         "window": lambda: MaskSpec(causal=True, window=2),
         "prefix": lambda: MaskSpec(causal=True, prefix_lengths=torch.tensor([2, 3, 1, 0])),
         "ranges": lambda: MaskSpec(ranges=ranges),
-        "bias": lambda: MaskSpec(causal=True, bias=BucketedPositionBias(2, num_buckets=8, max_distance=4)),
+        "bias": lambda: MaskSpec(causal=True, bias=_position_bias()),
+        "full mask with bias": lambda: MaskSpec(bias=_position_bias()),
+        "prefix with bias": lambda: MaskSpec(
+            causal=True, prefix_lengths=torch.tensor([2, 3, 1, 0]), bias=_position_bias()
+        ),
+        "ranges with bias": lambda: MaskSpec(ranges=ranges, bias=_position_bias()),
     }
+
+
+def _position_bias() -> BucketedPositionBias:
+    torch.manual_seed(1)
+    return BucketedPositionBias(2, num_buckets=8, max_distance=4)
 
 
 def _attend(attention: Callable, layout: Layout, spec: MaskSpec, **options: Any) -> list[Tensor]:
@@ -44,7 +55,7 @@ def _attend(attention: Callable, layout: Layout, spec: MaskSpec, **options: Any)
     states = [torch.randn(NUM_TOKENS, 2, 8, requires_grad=True) for _ in range(3)]
     leaves = states + (list(spec.bias.parameters()) if isinstance(spec.bias, BucketedPositionBias) else [])
     context = attention(layout.select_queries(states[0]), *states[1:], layout, spec, scale=0.5, **options)
-    gradients = torch.autograd.grad(context.sin().sum(), leaves)
+    gradients = torch.autograd.grad(context.sin().sum(), leaves, materialize_grads=True)
     return [context, *gradients]
 
 
@@ -59,18 +70,31 @@ def _attend_by_operator(
     return attend_traced(query, key, value, layout, mask, **{"dropout": 0.0, **options})
 
 
-@pytest.mark.parametrize("selected", [False, True], ids=["all queries", "selected queries"])
+@pytest.mark.parametrize("period", [None, 3, LENGTH + 1], ids=["all queries", "selected queries", "no queries"])
 @pytest.mark.parametrize("name", _masks())
-def test_operator_equals_attend(name: str, selected: bool) -> None:
+def test_operator_equals_attend(name: str, period: int | None) -> None:
     spec = _masks()[name]()
     layouts = [_build(PackedLayout), _build(TracedLayout)]
-    if selected:
-        output_mask = TOKENS & (torch.arange(LENGTH) % 3 == 0)
-        layouts = [layout.select(output_mask, include_first_tokens=True) for layout in layouts]
+    if period is not None:
+        output_mask = TOKENS & (torch.arange(LENGTH) % period == period - 1)
+        layouts = [layout.select(output_mask, include_first_tokens=period <= LENGTH) for layout in layouts]
     expected = _attend(_attend_eager, layouts[0], spec)
     actual = _attend(_attend_by_operator, layouts[1], spec)
     for tensor, expected_tensor in zip(actual, expected, strict=True):
         torch.testing.assert_close(tensor, expected_tensor)
+
+
+def test_layers_share_position_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The masks with the bias are computed once; the gradients of all layers are added before the bias's backward."""
+    layout, bias = _build(TracedLayout), _position_bias()
+    states = [torch.randn(NUM_TOKENS, 2, 8) for _ in range(3)]
+    expected = attend(*states, _build(PackedLayout), MaskSpec(bias=bias), scale=0.5)[0]
+    mask: Any = prepare_mask(MaskSpec(bias=bias), layout, states[0])
+    monkeypatch.setattr(compiled_attention, "gather_position_bias", None)
+    contexts = [attend_traced(*states, layout, mask, scale=0.5, dropout=0.0) for _ in range(2)]
+    (gradient,) = torch.autograd.grad(sum(context.sin().sum() for context in contexts), bias.buckets.weight)
+    (expected_gradient,) = torch.autograd.grad(2 * expected.sin().sum(), bias.buckets.weight)
+    torch.testing.assert_close(gradient, expected_gradient)
 
 
 def test_backward_reuses_dropout_mask() -> None:

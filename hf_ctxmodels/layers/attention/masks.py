@@ -8,7 +8,7 @@ functions, for packed ones to groups of sequences of similar length.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -155,7 +155,11 @@ class PaddedMask:
 
 @dataclass(frozen=True, eq=False)
 class PackedMask:
-    """A mask prepared for packed layouts of queries and keys, and for the dtype and device of the states."""
+    """A mask prepared for packed layouts of queries and keys, and for the dtype and device of the states.
+
+    Attributes:
+        masks_with_bias: The `concatenated_masks` of an equal mask with a bias, instead of a bias in `spec`; or None.
+    """
 
     spec: MaskSpec
     queries: PackedLayout
@@ -163,6 +167,12 @@ class PackedMask:
     dtype: torch.dtype
     device: torch.device
     is_single: bool
+    masks_with_bias: Tensor | None = None
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether scores have an additive bias."""
+        return self.spec.bias is not None or self.masks_with_bias is not None
 
     @property
     def has_all_queries(self) -> bool:
@@ -182,7 +192,7 @@ class PackedMask:
             max_padding = max(_CALL_PAIRS, fraction * sum(num_queries * num_keys for num_queries, num_keys in lengths))
             indices_by_group = _group_by_length(lengths, max_padding)
         has_all_queries = self.has_all_queries
-        is_square = spec.bias is None and has_all_queries
+        is_square = not self.has_bias and has_all_queries
         is_causal = is_square and spec.is_plain_causal  # padding follows all queries: this mask hides it as well
         groups = []
         for indices in indices_by_group:
@@ -190,15 +200,45 @@ class PackedMask:
             num_keys = max(lengths[index][1] for index in indices)
             is_banded = is_square and spec.is_banded and num_keys > _MIN_BAND_RATIO * (spec.window or 0)
             is_padded = any(lengths[index][1] < num_keys for index in indices)
-            mask = None
-            if not is_causal and not is_banded and (is_padded or not spec.is_full or spec.bias is not None):
-                if self.is_single:
-                    num_keys = round_up(num_keys)
-                    num_queries = num_keys if has_all_queries else num_queries
-                mask = self._group_mask(indices, num_queries, num_keys)
+            needs_mask = not is_causal and not is_banded and (is_padded or not spec.is_full or self.has_bias)
+            if needs_mask and self.is_single:
+                num_keys = round_up(num_keys)
+                num_queries = num_keys if has_all_queries else num_queries
+            computes_mask = needs_mask and self.masks_with_bias is None
+            mask = self._group_mask(indices, num_queries, num_keys) if computes_mask else None
             window = spec.window if is_banded else None
             groups.append(SequenceGroup(indices, num_queries, num_keys, mask, is_causal, window))
-        return tuple(groups)
+        return tuple(groups) if self.masks_with_bias is None else self._add_masks(groups, self.masks_with_bias)
+
+    def concatenated_masks(self) -> Tensor:
+        """(elements,) the masks of all groups, of a spec with a bias."""
+        masks = [torch.empty(0, dtype=self.dtype, device=self.device)]  # there may be no group
+        for group in self.groups:
+            assert group.mask is not None
+            masks.append(group.mask.expand(self._num_masks(group), -1, -1, -1).flatten())
+        return torch.cat(masks)
+
+    def _add_masks(self, groups: "Sequence[SequenceGroup]", masks: Tensor) -> "tuple[SequenceGroup, ...]":
+        """Groups with the (elements,) `concatenated_masks`."""
+        sizes = [self._num_masks(group) * group.num_queries * group.num_keys for group in groups]
+        heads = len(masks) // sum(sizes)
+        return tuple(
+            replace(group, mask=mask.view(-1, heads, group.num_queries, group.num_keys))
+            for group, mask in zip(groups, masks.split([heads * size for size in sizes]), strict=True)
+        )
+
+    def _num_masks(self, group: "SequenceGroup") -> int:
+        """Number of masks of a group: one for each sequence, or one if all have the same."""
+        spec, lengths = self.spec, [self.keys.lengths[index] for index in group.sequence_indices]
+        is_padded = min(lengths) < group.num_keys and not self._hides_padding
+        is_shared = self.queries.query is None and spec.prefix_lengths is None and spec.ranges is None and not is_padded
+        return 1 if is_shared else len(lengths)
+
+    @property
+    def _hides_padding(self) -> bool:
+        """Whether the mask hides padding, which follows all keys, from all queries but padding; it is then shared by
+        all sequences."""
+        return self.is_single and self.has_all_queries and self.spec.causal and self.spec.prefix_lengths is None
 
     def _group_mask(self, indices: Sequence[int], num_queries: int, num_keys: int) -> Tensor | None:
         """The additive mask of a group, broadcastable to (sequences, heads, queries, keys), or None."""
@@ -216,9 +256,7 @@ class PackedMask:
         keys = torch.arange(num_keys, device=self.device)[None]
         key_lengths = [self.keys.lengths[index] for index in indices]
         allowed = None
-        # Padding follows all keys: a causal mask, shared by all sequences, hides it from all queries but padding.
-        hides_padding = self.is_single and self.has_all_queries and spec.causal and spec.prefix_lengths is None
-        if min(key_lengths) < num_keys and not hides_padding:
+        if min(key_lengths) < num_keys and not self._hides_padding:
             allowed = (keys < to_device(torch.tensor(key_lengths), self.device)[:, None])[:, None, None, :]
         if not spec.is_full:
             ranges = None if spec.ranges is None else spec.ranges[tokens][:, :, None]
@@ -281,11 +319,11 @@ class TracedMask:
     """A mask prepared for a traced layout.
 
     Attributes:
-        bias_by_distance: (2 * limit + 1, heads) bias of the distances from -limit to limit, see `BucketedPositionBias`.
+        masks_with_bias: (elements,) `PackedMask.concatenated_masks` if the spec has a bias, otherwise None.
     """
 
     spec: MaskSpec
-    bias_by_distance: Tensor | None
+    masks_with_bias: Tensor | None
 
 
 AttentionMask = MaskSpec | PaddedMask | PackedMask | TracedMask
@@ -308,8 +346,13 @@ def prepare_mask(
         return mask
     keys = layout if key_layout is None else key_layout
     if isinstance(layout, TracedLayout):
-        bias: Any = mask.bias
-        return TracedMask(mask, None if bias is None else bias.by_distance(like.device))
+        if mask.bias is None:
+            return TracedMask(mask, None)
+        # imported here: operators with gradients are only defined where a graph is compiled
+        from hf_ctxmodels.layers.attention.compiled_attention import masks_with_bias
+
+        masks = masks_with_bias(mask, layout, cast(TracedLayout | None, key_layout), like.device)
+        return TracedMask(mask, masks.to(attention_dtype(like)))
     if isinstance(layout, PaddedLayout) and isinstance(keys, PaddedLayout):
         return _prepare_padded(mask, layout, keys, like)
     if not (isinstance(layout, PackedLayout) and isinstance(keys, PackedLayout)):
