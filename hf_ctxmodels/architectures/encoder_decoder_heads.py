@@ -30,6 +30,9 @@ from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput, Seq2SeqHead,
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.pooling import build_token_mask, last_token_columns, mask_until_last_target, states_at
 
+# read here, because `torch.compile` does not trace `fields`
+_ENCODER_FIELDS = tuple(field.name for field in fields(EncoderDecoderOutput) if field.name != "last_hidden_state")
+
 
 class EncoderDecoderHeadModel(HeadModel):
     """A head on an encoder-decoder, which has no pooler.
@@ -48,8 +51,7 @@ class EncoderDecoderHeadModel(HeadModel):
 
     def encoder_fields(self, outputs: Any) -> dict[str, Any]:
         """Return the fields of the encoder-decoder's output that the output of a task head contains."""
-        names = (field.name for field in fields(EncoderDecoderOutput) if field.name != "last_hidden_state")
-        return {name: getattr(outputs, name, None) for name in names}
+        return {name: getattr(outputs, name, None) for name in _ENCODER_FIELDS}
 
     def encode(self, *, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
         """Run the encoder-decoder; for heads on a sequence, `pooler_output` is the input of the head."""
