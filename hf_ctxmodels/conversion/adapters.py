@@ -13,7 +13,7 @@ from pathlib import Path
 from hf_ctxmodels.conversion.released_files import read_tensors
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
-from hf_ctxmodels.core.output_files import replacing, wrap_write_errors, write_tensors
+from hf_ctxmodels.core.output_files import replacing, require_writable, wrap_write_errors, write_tensors
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import resolve_folder
 from hf_ctxmodels.downstream.adapters.adapter_files import (
     CONFIG_FILE,
@@ -63,4 +63,5 @@ class AdapterConversion:
 
     def run(self) -> None:
         """Convert, and print a summary."""
+        require_writable(self.output, "--output")
         print(convert_adapter(self.adapter, self.output))

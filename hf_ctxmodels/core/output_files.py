@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.paths import local_path
+from hf_ctxmodels.core.paths import is_url, local_path
 
 MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json")
 TOKENIZER_FILES = (
@@ -33,8 +33,20 @@ TOKENIZER_FILES = (
 _UMASK_LOCK = threading.Lock()
 
 
+def require_local(path: str | Path, flag: str) -> None:
+    """Raise CtxError if an output file or directory is a URL."""
+    if is_url(path):
+        raise CtxError(
+            "The output is a URL, expected a local path.",
+            location=f"{flag} {path}",
+            hint="use a local directory, and copy it to the URL afterwards, for example with `rclone sync`.",
+        )
+
+
 def require_writable(directory: str | Path, flag: str) -> None:
-    """Raise CtxError if a directory cannot be created or written to; nothing remains of the file that is tried."""
+    """Raise CtxError if a directory is a URL, or cannot be created or written to; nothing remains of the file that is
+    tried."""
+    require_local(directory, flag)
     directory = Path(directory).absolute()
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     try:
@@ -74,8 +86,9 @@ def check_output_directory(
 def check_output_file(
     file: str | Path, *, flag: str, overwrite: bool, inputs: Iterable[str | Path | None] = ()
 ) -> None:
-    """Raise CtxError if an output file exists, unless `overwrite`, is a directory, is one of the input files (paths or
-    URLs), or cannot be written."""
+    """Raise CtxError if an output file is a URL, exists, unless `overwrite`, is a directory, is one of the input files
+    (paths or URLs), or cannot be written."""
+    require_local(file, flag)
     file = Path(file)
     require_writable(file.absolute().parent, flag)
     if not file.exists():

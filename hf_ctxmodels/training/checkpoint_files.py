@@ -107,8 +107,8 @@ def check_run_directory(arguments: LoopArguments, tokenizer_source: str | None) 
     """Raise CtxError if the output directory cannot be written to, or contains a run or a model that is neither to be
     resumed nor to be overwritten; to be called before data and models are read. A tokenizer in the directory is an
     existing file unless it is the run's, from `tokenizer_source`."""
+    require_writable(arguments.output_dir, "--output_dir")
     output_dir = Path(arguments.output_dir)
-    require_writable(output_dir, "--output_dir")
     existing = list_checkpoints(output_dir)
     if existing and not (arguments.resume or arguments.overwrite):
         raise CtxError(
