@@ -3,12 +3,14 @@ r"""Tokenize a text once for an objective, into files that `pretrain --dataset D
     hf-ctxmodels prepare --family bert --tokenizer DIR --dataset "corpus/*.jsonl.zst" --max_length 128 --output_dir DIR
 
 Several processes prepare parts of the text, of about 64 MB each. An interrupted command continues with the missing
-parts. Independent jobs can prepare a large text, each with `--shard I/N`, on a shared file system; a last command with
-`--merge` checks the parts and completes the directory.
+parts. Independent jobs can prepare a large text, each with `--shard I/N`, on a shared file system or in an object store
+(--output_dir s3://bucket/prepared); a last command with `--merge` checks the parts and completes the directory.
+`pretrain --dataset s3://bucket/prepared` downloads the files into the cache.
 """
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from joblib import cpu_count
 
@@ -18,7 +20,10 @@ from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import require_writable
-from hf_ctxmodels.data.preparation import Preparation, delete_prepared
+from hf_ctxmodels.core.paths import is_url, local_path
+from hf_ctxmodels.data.files import file_system
+from hf_ctxmodels.data.folders import LocalFolder
+from hf_ctxmodels.data.preparation import Preparation
 from hf_ctxmodels.data.prepared import TRAIN, VALIDATION, PreparedCorpus
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.corpora import CorpusArguments, make_objective, make_preparation
@@ -31,7 +36,9 @@ ESSENTIAL = ("family", "tokenizer", "dataset", "objective", "max_length", "outpu
 class PreparationArguments:
     """Output and jobs."""
 
-    output_dir: str = flag(REQUIRED, "Output directory.")
+    output_dir: str = flag(
+        REQUIRED, "Output directory, or URL of a folder (`s3://` needs the package s3fs, `gs://` gcsfs)."
+    )
     seed: int = flag(42, "Seed of sampled pairs and lengths; pretrain has the same default.")
     shard: str | None = flag(None, "I/N: prepare only the parts of job I of N jobs, counted from 0, and do not merge.")
     merge: bool = flag(False, "Check all parts, made by jobs with --shard, and complete the directory.")
@@ -71,18 +78,28 @@ def main() -> None:
             raise CtxError(f"{name} is required.", location="hf-ctxmodels prepare", hint=f"pass {name}.")
     if corpus_arguments.streaming:
         raise CtxError("A stream cannot be prepared.", location="--streaming", hint="omit the flag.")
-    directory = Path(arguments.output_dir)
-    require_writable(directory, "--output_dir")
-    preparation = preparation_of(corpus_arguments, arguments.seed, directory)
+    output = local_path(arguments.output_dir)
+    if not is_url(output):
+        require_writable(output, "--output_dir")
+        prepare(preparation_of(corpus_arguments, arguments.seed, Path(output)), arguments, corpus_arguments.num_proc)
+        return
+    file_system(output)  # raises without the package of the protocol
+    with TemporaryDirectory() as folder:
+        preparation = replace(preparation_of(corpus_arguments, arguments.seed, Path(folder)), url=output.rstrip("/"))
+        prepare(preparation, arguments, corpus_arguments.num_proc)
+
+
+def prepare(preparation: Preparation, arguments: PreparationArguments, num_proc: int | None) -> None:
+    """Prepare or merge parts, and print their number, or the number of examples."""
     if arguments.overwrite:
-        delete_prepared(directory)
+        preparation.delete()
     if not arguments.merge:
         numbers = arguments.selected_parts(len(preparation.parts))
-        preparation.run(numbers, corpus_arguments.num_proc or cpu_count(), show_progress=True)
+        preparation.run(numbers, num_proc or cpu_count(), show_progress=True)
         if arguments.shard is not None:
-            print(f"job {arguments.shard}: {len(numbers)} of {len(preparation.parts)} parts in {directory}")
+            print(f"job {arguments.shard}: {len(numbers)} of {len(preparation.parts)} parts in {preparation.folder}")
             return
-    print_corpus(preparation.merge(with_digests=arguments.merge))
+    print_corpus(preparation.merge(with_digests=arguments.merge), preparation.folder)
 
 
 def preparation_of(arguments: CorpusArguments, seed: int, directory: Path) -> Preparation:
@@ -95,12 +112,12 @@ def preparation_of(arguments: CorpusArguments, seed: int, directory: Path) -> Pr
     return make_preparation(documents, arguments, objective, directory)
 
 
-def print_corpus(corpus: PreparedCorpus) -> None:
+def print_corpus(corpus: PreparedCorpus, folder: LocalFolder) -> None:
     """Print the number of parts, examples and tokens, the size of the files, and the next command."""
     files = [(split, file) for record in corpus.parts for split, file in record.files.items()]
-    print(f"{len(corpus.parts)} parts in {corpus.directory}, {format_number(sum(file.size for _, file in files))}B:")
+    print(f"{len(corpus.parts)} parts in {folder}, {format_number(sum(file.size for _, file in files))}B:")
     for split in (TRAIN, VALIDATION):
         if number := sum(file.examples for name, file in files if name == split):
             tokens = sum(record.statistics.get(split, {}).get("tokens", 0) for record in corpus.parts)
             print(f"  {split:<12}{number:>14,} examples" + (f"{tokens:>18,} tokens of text" if tokens else ""))
-    print(format_next_commands(("pretrain", "--dataset", corpus.directory, "--output_dir", "DIR")))
+    print(format_next_commands(("pretrain", "--dataset", folder, "--output_dir", "DIR")))

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -18,7 +19,9 @@ from hf_ctxmodels.core.loading import describe_differences, file_digest, read_js
 from hf_ctxmodels.core.output_files import replacing, wrap_write_errors
 from hf_ctxmodels.data.documents import Documents, NoDocumentError, SingleDocumentError
 from hf_ctxmodels.data.examples import Example, ExampleBuilder, build_columns, no_examples_error
+from hf_ctxmodels.data.folders import PARALLEL_READS, LocalFolder, RemoteFolder
 from hf_ctxmodels.data.prepared import (
+    IDENTITY_FILE,
     INDEX_FILE,
     SPLITS,
     TOKENIZER_FOLDER,
@@ -28,10 +31,10 @@ from hf_ctxmodels.data.prepared import (
     PreparedCorpus,
     PreparedFile,
     damaged_files,
+    damaged_files_error,
     identity_digest,
-    identity_file,
-    part_file,
-    record_file,
+    part_name,
+    record_name,
     write_examples,
     write_index,
     write_json,
@@ -98,6 +101,9 @@ class Preparation:
     Attributes:
         identity: What the examples are made from, as JSON values.
         validation_fraction: Share of held-out documents, whose examples are a separate split.
+        directory: Local directory in which files are written.
+        url: URL of a folder to which the files are moved: those of a part before its record, the index after all other
+            files. None if they remain in the directory.
     """
 
     parts: Sequence[TextPart]
@@ -107,6 +113,12 @@ class Preparation:
     directory: Path
     identity: Mapping[str, Any]
     family: str | None = None
+    url: str | None = None
+
+    @property
+    def folder(self) -> LocalFolder:
+        """The folder of the complete files."""
+        return LocalFolder(self.directory) if self.url is None else RemoteFolder(self.directory, self.url)
 
     @cached_property
     def digest(self) -> str:
@@ -117,12 +129,13 @@ class Preparation:
         """Write the parts of these numbers, by default all, except those that are complete.
 
         Raises:
-            CtxError: The directory contains examples of other text or another objective, the text cannot be read, or a
-                process was killed.
+            CtxError: The directory contains examples of other text or another objective, the text cannot be read, a
+                file cannot be uploaded, or a process was killed.
         """
         self._make_directory()
         numbers = range(len(self.parts)) if numbers is None else numbers
-        missing = [number for number in numbers if self._complete_record(number) is None]
+        records = self._complete_records(numbers)
+        missing = [number for number, record in zip(numbers, records, strict=True) if record is None]
         if complete := len(numbers) - len(missing):
             print_status(f"{complete} of {len(numbers)} parts are complete", show_progress)
         if num_proc == 1 or len(missing) < 2:
@@ -136,27 +149,40 @@ class Preparation:
 
     def _make_directory(self) -> None:
         """Create the directory and save the tokenizer; raises CtxError if the directory has other content."""
-        if foreign := foreign_files(self.directory):
-            raise CtxError(
-                f"The directory contains other files: {', '.join(foreign[:3])}.",
-                location=f"--output_dir {self.directory}",
-                hint="use an empty directory.",
-            )
-        file = identity_file(self.directory)
-        if file.is_file() and (differing := describe_differences(self.identity, read_json(file))):
-            raise CtxError(
-                f"The directory contains other examples: {'; '.join(differing)}.",
-                location=f"--output_dir {self.directory}",
-                hint="use another directory, or replace them with --overwrite.",
-            )
+        file = self.directory / IDENTITY_FILE
+        if IDENTITY_FILE in self._files():
+            self.folder.download([IDENTITY_FILE])
+            if differing := describe_differences(self.identity, read_json(file)):
+                raise CtxError(
+                    f"The directory contains other examples: {'; '.join(differing)}.",
+                    location=f"--output_dir {self.folder}",
+                    hint="use another directory, or replace them with --overwrite.",
+                )
         write_json(file, dict(self.identity))
         with wrap_write_errors(self.directory):
             for split in SPLITS:
                 (self.directory / split).mkdir(exist_ok=True)
             self.tokenizer.save_pretrained(self.directory / TOKENIZER_FOLDER)
+        tokenizer_files = sorted((self.directory / TOKENIZER_FOLDER).iterdir())
+        self.folder.upload([IDENTITY_FILE, *(f"{TOKENIZER_FOLDER}/{path.name}" for path in tokenizer_files)])
+
+    def _files(self) -> list[str]:
+        """The files in the folder; raises CtxError if one of them is not of prepared examples."""
+        names = list(self.folder.sizes())
+        if foreign := [name for name in names if not _FILES.fullmatch(name)]:
+            raise CtxError(
+                f"The directory contains other files: {', '.join(foreign[:3])}.",
+                location=f"--output_dir {self.folder}",
+                hint="use an empty directory.",
+            )
+        return names
+
+    def delete(self) -> None:
+        """Delete prepared examples, the index first; raises CtxError if there are other files."""
+        self.folder.delete(sorted(self._files(), key=lambda name: name != INDEX_FILE))
 
     def write_part(self, number: int) -> None:
-        """Write the files and the record of a part, each atomically."""
+        """Write the files and then the record of a part, each atomically."""
         part = self.parts[number]
         splits = {TRAIN: part.documents}
         if self.validation_fraction and isinstance(part.documents, Documents):
@@ -167,22 +193,29 @@ class Preparation:
             columns, length = build_columns(replace(part, documents=documents).examples(self.objective))
             if not length:
                 continue
-            file = part_file(self.directory, split, number)
+            file = self.directory / part_name(split, number)
             with replacing(file) as temporary:
                 columns_of_splits = write_examples(temporary, columns, len(self.tokenizer))
                 files[split] = PreparedFile(length, temporary.stat().st_size, file_digest(temporary))
             statistics[split] = dict(self.objective.statistics - before)
         record = PartRecord(self.digest, part.source, files, columns_of_splits, statistics)
-        write_json(record_file(self.directory, number), asdict(record))
+        write_json(self.directory / record_name(number), asdict(record))
+        self.folder.upload([*(name for name, _ in record.named_files(number)), record_name(number)])
 
-    def _complete_record(self, number: int) -> PartRecord | None:
-        """The record of a part, or None if the part is missing or not complete."""
-        file = record_file(self.directory, number)
-        if not file.is_file():
+    def _complete_records(self, numbers: Sequence[int]) -> list[PartRecord | None]:
+        """The record of each of the parts, or None if the part is missing or not complete."""
+        sizes = self.folder.sizes()
+        names = [record_name(number) for number in numbers]
+        self.folder.download(name for name in names if name in sizes)
+        return [self._complete_record(number, sizes) for number in numbers]
+
+    def _complete_record(self, number: int, sizes: Mapping[str, int]) -> PartRecord | None:
+        name = record_name(number)
+        if name not in sizes:
             return None
         with suppress(CtxError):
-            record = PartRecord.parse(read_json(file), str(file))
-            if record.identity == self.digest and not damaged_files(self.directory, number, record):
+            record = PartRecord.parse(read_json(self.directory / name), name)
+            if record.identity == self.digest and not damaged_files(dict(record.named_files(number)), sizes):
                 return record
         return None
 
@@ -195,28 +228,20 @@ class Preparation:
         Raises:
             CtxError: A part is missing or damaged, or there is no example.
         """
-        records = [self._complete_record(number) for number in range(len(self.parts))]
+        records = self._complete_records(range(len(self.parts)))
         missing = [number for number, record in enumerate(records) if record is None]
         if missing:
             names = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
             raise CtxError(
                 f"{len(missing)} of {len(records)} parts are missing or damaged: {names}.",
-                location=str(self.directory),
+                location=str(self.folder),
                 hint="run `hf-ctxmodels prepare` with the same flags but without --merge.",
             )
         complete = [record for record in records if record is not None]
-        if with_digests:
-            lines = [
-                line
-                for number, record in enumerate(complete)
-                for line in damaged_files(self.directory, number, record, True)
-            ]
-            if lines:
-                raise CtxError(
-                    f"{'; '.join(lines[:3])}.",
-                    location=str(self.directory),
-                    hint="delete these files, and run `hf-ctxmodels prepare` with the same flags again.",
-                )
+        corpus = PreparedCorpus(self.directory, self.identity, complete, self.family)
+        if with_digests and (changed := self._changed_files(corpus)):
+            hint = "delete these files, and run `hf-ctxmodels prepare` with the same flags again."
+            raise damaged_files_error(changed, str(self.folder), hint)
         if not any(TRAIN in record.files for record in complete):
             raise no_examples_error()
         if self.validation_fraction and not any(VALIDATION in record.files for record in complete):
@@ -230,33 +255,25 @@ class Preparation:
             if record.columns not in ({}, columns):
                 raise CtxError(
                     f"The parts have different columns: {columns} and {record.columns}.",
-                    location=str(record_file(self.directory, number)),
+                    location=f"{self.folder}/{record_name(number)}",
                     hint="make all parts with the same version of the package.",
                 )
-        corpus = PreparedCorpus(self.directory, self.identity, complete, self.family)
         with wrap_write_errors(self.directory):
-            write_index(corpus)
+            write_index(corpus, self.folder)
         return corpus
 
+    def _changed_files(self, corpus: PreparedCorpus) -> dict[str, str]:
+        """File -> "was changed ...", for each file with another digest than in its record."""
+        with ThreadPoolExecutor(PARALLEL_READS) as executor:
+            digests = executor.map(self.folder.digest, corpus.files)
+            return {
+                name: "was changed after it was written"
+                for (name, file), digest in zip(corpus.files.items(), digests, strict=True)
+                if digest != file.sha256
+            }
 
-_FILES = (
-    *("parts/identity.json", "parts/part-*.json", f"{TOKENIZER_FOLDER}/*", INDEX_FILE, "dataset_dict.json"),
-    *("*/part-*.arrow", "*/state.json", "*/dataset_info.json"),
+
+_FILES = re.compile(
+    rf"{re.escape(IDENTITY_FILE)}|{re.escape(INDEX_FILE)}|parts/part-\d+\.json|{TOKENIZER_FOLDER}/[^/]+|"
+    r"dataset_dict\.json|[^/]+/(part-\d+\.arrow|state\.json|dataset_info\.json)|(.*/)?\.[^/]*\.writing"
 )
-_TEMPORARY = re.compile(r"\..*\.writing")
-
-
-def foreign_files(directory: Path) -> list[str]:
-    """Files that are not prepared examples, by their relative paths."""
-    prepared = {path for pattern in _FILES for path in directory.glob(pattern)}
-    files = (path for path in sorted(directory.rglob("*")) if path.is_file() and not _TEMPORARY.fullmatch(path.name))
-    return [str(path.relative_to(directory)) for path in files if path not in prepared]
-
-
-def delete_prepared(directory: Path) -> None:
-    """Delete prepared examples, the index first, and no other files."""
-    (directory / INDEX_FILE).unlink(missing_ok=True)
-    for folder in (TOKENIZER_FOLDER, *SPLITS, "parts"):
-        for path in (directory / folder).glob("*"):
-            if any(path.match(pattern) for pattern in _FILES) or _TEMPORARY.fullmatch(path.name):
-                path.unlink()

@@ -26,13 +26,16 @@ import numpy as np
 import pyarrow as pa
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.loading import file_digest, matches_type, read_json
+from hf_ctxmodels.core.loading import matches_type, read_json
 from hf_ctxmodels.core.output_files import write_text_file
+from hf_ctxmodels.core.paths import is_url, local_path
 from hf_ctxmodels.data.examples import Column, ExampleSet
+from hf_ctxmodels.data.files import DATA_SUFFIXES, compression_suffix, file_info, file_suffix, is_pattern
+from hf_ctxmodels.data.folders import LocalFolder
 
 FORMAT = 1
 _HINT = "run `hf-ctxmodels prepare` with the same flags again, which prepares missing parts."
-INDEX_FILE = "prepared.json"
+INDEX_FILE, IDENTITY_FILE = "prepared.json", "parts/identity.json"
 TOKENIZER_FOLDER = "tokenizer"
 TRAIN, VALIDATION = SPLITS = ("train", "validation")
 _MAPPED_FILES = 4096  # a process may map 65,530 files on Linux by default
@@ -67,6 +70,10 @@ class PartRecord:
     columns: dict[str, str]
     statistics: dict[str, dict[str, int]]
 
+    def named_files(self, number: int) -> list[tuple[str, PreparedFile]]:
+        """The name and the record of each file of this part."""
+        return [(part_name(split, number), file) for split, file in self.files.items()]
+
     @classmethod
     def parse(cls, value: Any, location: str) -> Self:
         """The record from parsed JSON; raises CtxError if it is damaged."""
@@ -95,12 +102,16 @@ class PreparedCorpus:
     @classmethod
     def open(cls, directory: str | Path) -> Self:
         """Open a directory; raises CtxError if it is not complete, or a file is missing or has another size."""
-        directory = Path(directory)
+        corpus = cls.read_index(Path(directory))
+        corpus.check_files()
+        return corpus
+
+    @classmethod
+    def read_index(cls, directory: Path) -> Self:
+        """Open a directory without checking its files; raises CtxError if it has no index."""
         file = directory / INDEX_FILE
         if not file.is_file():
-            raise CtxError(
-                "The directory has no complete set of prepared examples.", location=str(directory), hint=_HINT
-            )
+            raise incomplete_error(str(directory))
         index = read_json(file)
         if not matches_type(index, dict[str, Any]) or not {"format", "identity", "parts"} <= index.keys():
             raise CtxError("The index is damaged.", location=str(file), hint=_HINT)
@@ -111,16 +122,26 @@ class PreparedCorpus:
                 hint="prepare them again in another directory.",
             )
         records = [PartRecord.parse(record, str(file)) for record in index["parts"]]
-        if problems := [
-            line for number, record in enumerate(records) for line in damaged_files(directory, number, record)
-        ]:
-            raise CtxError(f"{'; '.join(problems[:3])}.", location=str(directory), hint=_HINT)
         return cls(directory, index["identity"], records, index.get("family"))
 
     @property
     def digest(self) -> str:
         """Identifies the examples."""
         return identity_digest(self.identity)
+
+    @property
+    def files(self) -> dict[str, PreparedFile]:
+        """File, relative to the directory -> its record."""
+        return {name: file for number, record in enumerate(self.parts) for name, file in record.named_files(number)}
+
+    def damaged_files(self) -> dict[str, str]:
+        """File -> "is missing" or another description of the damage."""
+        return damaged_files(self.files, LocalFolder(self.directory).sizes())
+
+    def check_files(self) -> None:
+        """Raise CtxError if a file is missing or has another size."""
+        if damaged := self.damaged_files():
+            raise damaged_files_error(damaged, str(self.directory), _HINT)
 
     def examples(self, split: str) -> list[ExampleSet]:
         """The examples of a split: a set for each source that has any."""
@@ -134,7 +155,7 @@ class PreparedCorpus:
             statistics = Counter[str]()
             for _, record in selected:
                 statistics.update(record.statistics[split])
-            files = [part_file(self.directory, split, number) for number, _ in selected]
+            files = [self.directory / part_name(split, number) for number, _ in selected]
             blocks = [ArrowBlock(str(file), file.stat().st_mtime_ns) for file in files]
             if blocks:
                 sets.append(ExampleSet(blocks, [record.files[split].examples for _, record in selected], statistics))
@@ -142,9 +163,15 @@ class PreparedCorpus:
 
 
 def is_prepared(source: str) -> bool:
-    """Whether a dataset is a directory of prepared examples, complete or not."""
-    directory = Path(source).expanduser()
-    return (directory / INDEX_FILE).is_file() or identity_file(directory).is_file()
+    """Whether a dataset is a directory of prepared examples, or its URL, complete or not. Raises CtxError if a URL
+    cannot be opened."""
+    path = local_path(source)
+    if not is_url(path):
+        return any((Path(path) / name).is_file() for name in (INDEX_FILE, IDENTITY_FILE))
+    is_file = compression_suffix(path) or file_suffix(path.partition("=")[0]) in DATA_SUFFIXES
+    if is_file or is_pattern(path) or path.startswith(("http://", "https://")):
+        return False
+    return any(file_info(f"{path.rstrip('/')}/{name}") is not None for name in (INDEX_FILE, IDENTITY_FILE))
 
 
 def identity_digest(identity: Mapping[str, Any]) -> str:
@@ -152,34 +179,36 @@ def identity_digest(identity: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def identity_file(directory: Path) -> Path:
-    """The file that is written first, with what the examples are made from."""
-    return directory / "parts" / "identity.json"
+def part_name(split: str, number: int) -> str:
+    """The file of a part's examples, relative to the directory."""
+    return f"{split}/part-{number:05d}.arrow"
 
 
-def part_file(directory: Path, split: str, number: int) -> Path:
-    """The file of a part's examples."""
-    return directory / split / f"part-{number:05d}.arrow"
+def record_name(number: int) -> str:
+    """The file of a part's record, relative to the directory."""
+    return f"parts/part-{number:05d}.json"
 
 
-def record_file(directory: Path, number: int) -> Path:
-    """The file of a part's record."""
-    return directory / "parts" / f"part-{number:05d}.json"
+def damaged_files(files: Mapping[str, PreparedFile], sizes: Mapping[str, int]) -> dict[str, str]:
+    """File -> description of the damage, for each file that is not among the `sizes`, or has another size."""
+    damaged = {}
+    for name, expected in files.items():
+        if name not in sizes:
+            damaged[name] = "is missing"
+        elif sizes[name] != expected.size:
+            damaged[name] = f"has {sizes[name]:,} bytes instead of {expected.size:,}"
+    return damaged
 
 
-def damaged_files(directory: Path, number: int, record: PartRecord, with_digests: bool = False) -> list[str]:
-    """One line for each file of a part that is missing or was changed; its content is compared `with_digests`."""
-    lines = []
-    for split, expected in record.files.items():
-        file = part_file(directory, split, number)
-        name = str(file.relative_to(directory))
-        if not file.is_file():
-            lines.append(f"{name} is missing")
-        elif file.stat().st_size != expected.size:
-            lines.append(f"{name} has {file.stat().st_size:,} bytes instead of {expected.size:,}")
-        elif with_digests and file_digest(file) != expected.sha256:
-            lines.append(f"{name} was changed after it was written")
-    return lines
+def damaged_files_error(damaged: Mapping[str, str], location: str, hint: str) -> CtxError:
+    """The error for damaged files."""
+    lines = [f"{name} {damage}" for name, damage in damaged.items()]
+    return CtxError(f"{'; '.join(lines[:3])}.", location=location, hint=hint)
+
+
+def incomplete_error(location: str) -> CtxError:
+    """The error for a directory without index."""
+    return CtxError("The directory has no complete set of prepared examples.", location=location, hint=_HINT)
 
 
 def write_examples(file: Path, columns: Mapping[str, Column], vocab_size: int) -> dict[str, str]:
@@ -230,22 +259,19 @@ def _map_columns(file: str, mtime_ns: int) -> dict[str, Column]:
     return columns
 
 
-def write_index(corpus: PreparedCorpus) -> None:
-    """Write the index, and the files with which `datasets.load_from_disk` opens the directory."""
+def write_index(corpus: PreparedCorpus, folder: LocalFolder) -> None:
+    """Write the index as the last file, after the files with which `datasets.load_from_disk` opens the directory."""
     from datasets import DatasetInfo, Features
 
     directory = corpus.directory
     splits = [split for split in SPLITS if any(split in record.files for record in corpus.parts)]
     for split in splits:
-        files = [
-            part_file(directory, split, number).name
-            for number, record in enumerate(corpus.parts)
-            if split in record.files
-        ]
-        schema = pa.ipc.open_stream(pa.memory_map(str(directory / split / files[0]))).schema
+        names = [part_name(split, number) for number, record in enumerate(corpus.parts) if split in record.files]
+        folder.download(names[:1])
+        schema = pa.ipc.open_stream(pa.memory_map(str(directory / names[0]))).schema
         DatasetInfo(features=Features.from_arrow_schema(schema)).write_to_directory(str(directory / split))
         state: dict[str, Any] = {
-            "_data_files": [{"filename": name} for name in files],
+            "_data_files": [{"filename": Path(name).name} for name in names],
             "_fingerprint": identity_digest({**corpus.identity, "split": split})[:16],
             "_format_columns": None,
             "_format_kwargs": {},
@@ -254,10 +280,12 @@ def write_index(corpus: PreparedCorpus) -> None:
             "_split": split,
         }
         write_json(directory / split / "state.json", state)
+        folder.upload([f"{split}/dataset_info.json", f"{split}/state.json"])
     write_json(directory / "dataset_dict.json", {"splits": splits})
     records = [asdict(record) for record in corpus.parts]
     index = {"format": FORMAT, "family": corpus.family, "identity": dict(corpus.identity), "parts": records}
     write_json(directory / INDEX_FILE, index)
+    folder.upload(["dataset_dict.json", INDEX_FILE])
 
 
 def write_json(file: Path, value: Any) -> None:

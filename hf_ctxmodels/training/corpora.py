@@ -1,5 +1,6 @@
 """Training text of a run: flags, the objective, and its examples, in memory, prepared, streamed, or in the cache."""
 
+import hashlib
 import json
 import os
 import tempfile
@@ -7,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from glob import glob
 from importlib.metadata import version
 from pathlib import Path
@@ -17,23 +18,29 @@ from huggingface_hub.constants import HF_HOME
 from joblib import cpu_count
 from transformers import PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.console import print_status, progress_bar
+from hf_ctxmodels.core.console import format_number, is_main_process, print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, did_you_mean, flag, split_choice, typed_options
 from hf_ctxmodels.core.loading import describe_differences, file_digest
 from hf_ctxmodels.core.locks import wait_for_lock
+from hf_ctxmodels.core.output_files import replacing
+from hf_ctxmodels.core.paths import is_url, local_path
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
 from hf_ctxmodels.data.control_codes import add_control_codes
 from hf_ctxmodels.data.document_sources import NONE
 from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.files import describe_content, split_columns
+from hf_ctxmodels.data.files import describe_content, file_errors, file_info, open_file, split_columns
+from hf_ctxmodels.data.folders import RemoteFolder
 from hf_ctxmodels.data.preparation import Preparation, examples_of, text_parts
 from hf_ctxmodels.data.prepared import (
+    INDEX_FILE,
+    TOKENIZER_FOLDER,
     TRAIN,
     VALIDATION,
     PreparedCorpus,
     identity_digest,
+    incomplete_error,
     is_prepared,
 )
 from hf_ctxmodels.data.training_set import arrange_examples, check_sampling, split_sources
@@ -76,10 +83,10 @@ class CorpusArguments(DataArguments):
     def __post_init__(self) -> None:
         check_range(self, "num_proc", at_least=1)
 
-    @property
+    @cached_property
     def prepared_directory(self) -> Path | None:
-        """The dataset if it is a directory of `hf-ctxmodels prepare`, or None; raises CtxError if it is one of several
-        datasets."""
+        """The dataset if it is a directory of `hf-ctxmodels prepare`, the directory of the cache for its URL, or None;
+        raises CtxError if it is one of several datasets, or its index cannot be downloaded."""
         directories = [source for source in self.dataset if is_prepared(source)]
         if not directories:
             return None
@@ -89,14 +96,16 @@ class CorpusArguments(DataArguments):
                 location=f"--dataset {' '.join(self.dataset)}",
                 hint="prepare all datasets together: hf-ctxmodels prepare --dataset FIRST SECOND ...",
             )
-        return Path(directories[0]).expanduser()
+        path = local_path(directories[0])
+        return cached_index(path.rstrip("/")) if is_url(path) else Path(path)
 
     def open_prepared(self) -> PreparedCorpus | None:
-        """The prepared examples that are the dataset, or None; raises CtxError if a flag differs from the flag of their
-        preparation."""
+        """The prepared examples that are the dataset, or None; those of a URL are downloaded. Raises CtxError if a flag
+        differs from the flag of their preparation."""
         if self.prepared_directory is None:
             return None
-        corpus = PreparedCorpus.open(self.prepared_directory)
+        path = local_path(self.dataset[0])
+        corpus = PreparedCorpus.read_index(self.prepared_directory)
         names = {option.name for option in fields(DataArguments)} - {*FILE_FLAGS} | {"max_length"}
         flags = {
             f"--{option.name}": getattr(self, option.name)
@@ -107,9 +116,12 @@ class CorpusArguments(DataArguments):
         if differing := describe_differences(flags, prepared_flags, flags):
             raise CtxError(
                 f"The examples were prepared with other flags: {'; '.join(differing)}.",
-                location=str(corpus.directory),
+                location=path,
                 hint="omit these flags, or prepare the text again.",
             )
+        if is_url(path):
+            download_examples(path.rstrip("/"), corpus)
+        corpus.check_files()
         return corpus
 
 
@@ -334,7 +346,7 @@ def cached_corpus(
     documents: Documents, arguments: CorpusArguments, objective: Objective, show_progress: bool
 ) -> PreparedCorpus:
     """The examples of the text in the cache, which one process on a file system prepares while the others wait."""
-    preparation = make_preparation(documents, arguments, objective, Path(HF_HOME) / "hf_ctxmodels" / "prepared")
+    preparation = make_preparation(documents, arguments, objective, _cache())
     versions = _source_versions(documents, [*arguments.dataset, *arguments.translations])
     directory = preparation.directory / identity_digest({**preparation.identity, "sources": versions})[:24]
     if (corpus := _open_cached(directory)) is None:
@@ -348,6 +360,41 @@ def cached_corpus(
                 return preparation.merge(with_digests=False)
     print_status(f"examples of the text are in the cache: {directory}", show_progress)
     return corpus
+
+
+def _cache() -> Path:
+    return Path(HF_HOME) / "hf_ctxmodels" / "prepared"
+
+
+def cached_index(url: str) -> Path:
+    """The directory in the cache for the prepared examples at a URL, which depends on the URL and their index; index
+    and tokenizer are downloaded. Raises CtxError if the examples are not complete."""
+    file = f"{url}/{INDEX_FILE}"
+    if file_info(file) is None:
+        raise incomplete_error(url)
+    with file_errors(file), open_file(file) as content:
+        index = content.read()
+    directory = _cache() / hashlib.sha256(url.encode() + index).hexdigest()[:24]
+    folder = RemoteFolder(directory, url)
+    folder.download(name for name in folder.sizes(TOKENIZER_FOLDER) if not (directory / name).is_file())
+    with replacing(directory / INDEX_FILE) as temporary:
+        temporary.write_bytes(index)
+    return directory
+
+
+def download_examples(url: str, corpus: PreparedCorpus) -> None:
+    """Download missing files of prepared examples into their directory of the cache, by one process on a file system
+    while the others wait; raises CtxError if one cannot be read, or was changed."""
+    directory, show_progress = corpus.directory, is_main_process()
+    if corpus.damaged_files():
+        message = "waiting for another process that downloads the prepared text" if show_progress else ""
+        with wait_for_lock(Path(f"{directory}.lock"), message, "set HF_HOME to another directory."):
+            if missing := corpus.damaged_files():
+                size = format_number(sum(corpus.files[name].size for name in missing))
+                print_status(f"downloading {size}B from {url} into the cache: {directory}", show_progress)
+                digests = {name: corpus.files[name].sha256 for name in missing}
+                RemoteFolder(directory, url).download(missing, digests, show_progress)
+    print_status(f"examples of {url} are in the cache: {directory}", show_progress)
 
 
 def _open_cached(directory: Path) -> PreparedCorpus | None:

@@ -4,10 +4,14 @@ import json
 import os
 import random
 import signal
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
+import fsspec
 import pytest
 import torch
 from commands import command_output, flag_list, run_command
@@ -17,6 +21,7 @@ from training_runs import WORDS, log_without_speed
 from zoo import TINY
 
 from hf_ctxmodels import CtxBertConfig, CtxBertTokenizer, CtxGloveTokenizer
+from hf_ctxmodels.core.console import format_number
 from hf_ctxmodels.data import document_sources
 from hf_ctxmodels.data import documents as documents_module
 from hf_ctxmodels.data.prepared import PreparedCorpus
@@ -138,6 +143,113 @@ def test_second_run_reads_cached_examples(folder: Path, monkeypatch: pytest.Monk
     assert "preparing the text in the cache" in capfd.readouterr().err
 
 
+@pytest.fixture
+def store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of an empty folder in memory; the cache is in home."""
+    monkeypatch.setattr(corpora, "HF_HOME", str(folder / "home"))
+    yield "memory://bucket/prepared"
+    fsspec.filesystem("memory").store.clear()
+
+
+def stored_files(url: str) -> dict[str, bytes]:
+    filesystem, root = fsspec.core.url_to_fs(url)
+    return {path.removeprefix(f"{root}/"): filesystem.cat_file(path) for path in filesystem.find(root)}
+
+
+def test_training_on_prepared_examples_of_object_store(folder: Path, store: str, monkeypatch, capfd: Any) -> None:
+    in_memory = train(folder, "memory", **text_flags(folder))
+    for index in range(2):
+        assert run_command("prepare", **text_flags(folder), output_dir=store, shard=f"{index}/2", num_proc=1) == 0
+    flags = {"dataset": store, "family": "bert", "output_dir": folder / "x"}
+    assert "no complete set" in command_output("pretrain", **flags, fails=True)
+    output = command_output("prepare --merge", **text_flags(folder), output_dir=f"{store}/")
+    assert f"pretrain --dataset {store}" in output
+    monkeypatch.setattr("hf_ctxmodels.data.processes.get_context", lambda _: forked.CONTEXT)  # starts sooner than spawn
+    local, parallel = folder / "prepared", folder / "parallel"
+    assert run_command("prepare", **text_flags(folder), output_dir=local, num_proc=1) == 0
+    assert run_command("prepare", **text_flags(folder), output_dir=f"local://{parallel}", num_proc=2) == 0
+    for directory in (local, parallel):
+        files = [path for path in directory.rglob("*") if path.is_file()]
+        assert {str(path.relative_to(directory)): path.read_bytes() for path in files} == stored_files(store)
+    for path in [*(folder / "home").rglob("*"), folder / "text.txt"]:
+        path.unlink()
+
+    capfd.readouterr()
+    assert_same_run(in_memory, train(folder, "out", dataset=store))
+    assert "downloading" in capfd.readouterr().err
+    (folder / "out" / "checkpoint-6").rename(folder / "last")
+    assert_same_run(in_memory, train(folder, "out", "--resume", dataset=f"file://{local}"))
+    (folder / "out" / "checkpoint-6").rename(folder / "last-local")
+    assert_same_run(in_memory, train(folder, "out", "--resume", dataset=f"{store}/"))
+    assert "downloading" not in capfd.readouterr().err
+    (cached_file,) = (folder / "home").rglob("train/part-00001.arrow")
+    size = cached_file.stat().st_size
+    cached_file.unlink()
+    assert_same_run(in_memory, train(folder, "repaired", dataset=store))
+    assert f"downloading {format_number(size)}B" in capfd.readouterr().err
+
+
+# Opens prepared examples with a slow file system that records which files are read.
+DOWNLOAD = """
+import sys, time
+from fsspec.implementations.local import LocalFileSystem
+from hf_ctxmodels.training import corpora
+get_file = LocalFileSystem.get_file
+def slow_get_file(filesystem, source, target, **options):
+    with open(sys.argv[3], "a") as log:
+        log.write(f"{source}\\n")
+    time.sleep(0.3)
+    get_file(filesystem, source, target, **options)
+LocalFileSystem.get_file = slow_get_file
+corpora.HF_HOME = sys.argv[2]
+print(len(corpora.CorpusArguments(dataset=[sys.argv[1]]).open_prepared().parts))
+"""
+
+
+def test_one_process_downloads_while_others_wait(folder: Path) -> None:
+    prepared, log = folder / "prepared", folder / "log.txt"
+    assert run_command("prepare", **text_flags(folder), output_dir=prepared, num_proc=1) == 0
+    processes = [ForkedProcess("-c", DOWNLOAD, f"local://{prepared}", folder / "home", log) for _ in range(2)]
+    assert [process.communicate()[0] for process in processes] == ["3\n", "3\n"]
+    examples = [line for line in log.read_text().splitlines() if line.endswith(".arrow")]
+    assert sorted(examples) == sorted(map(str, prepared.rglob("*.arrow")))
+
+
+def test_errors_of_object_store(folder: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = text_flags(folder) | {"num_proc": 1}
+    for protocol, package in (("s3", "s3fs"), ("gs", "gcsfs")):
+        monkeypatch.setitem(sys.modules, package, None)
+        for command in ("prepare", "pretrain"):
+            output = {"output_dir": f"{protocol}://a/b"} if command == "prepare" else {"dataset": f"{protocol}://a/b"}
+            message = command_output(command, **{**flags, "output_dir": folder / "out", **output}, fails=True)
+            assert f"Fix: pip install {package}" in message
+    fsspec.filesystem("memory").pipe_file("/bucket/prepared/notes.txt", b"")
+    assert "contains other files: notes.txt" in command_output("prepare", **flags, output_dir=store, fails=True)
+    assert "contains other files" in command_output("prepare --overwrite", **flags, output_dir=store, fails=True)
+    fsspec.filesystem("memory").rm("/bucket/prepared/notes.txt")
+    for length in (32, 24):
+        assert (
+            run_command(
+                "prepare", *["--overwrite"] * (length == 24), **flags | {"max_length": length}, output_dir=store
+            )
+            == 0
+        )
+    assert json.loads(stored_files(store)["prepared.json"])["identity"]["max_length"] == 24
+    message = command_output("prepare", **flags, output_dir=store, fails=True)
+    assert "contains other examples: max_length is 32, was 24" in message
+    assert f"--output_dir {store}" in message
+    message = command_output("pretrain", dataset=store, max_length=16, output_dir=folder / "out", fails=True)
+    assert "--max_length is 16, was 24" in message
+    assert not list((folder / "home").rglob("*.arrow")), "downloaded before the flags are compared"
+    content = bytearray(stored_files(store)["train/part-00001.arrow"])
+    content[len(content) // 2] ^= 1
+    fsspec.filesystem("memory").pipe_file("/bucket/prepared/train/part-00001.arrow", bytes(content))
+    message = command_output("pretrain", dataset=store, output_dir=folder / "out", fails=True)
+    assert "The file was changed after it was written" in message
+    assert f"{store}/train/part-00001.arrow" in message
+    assert not list((folder / "home").rglob("train/part-00001.arrow"))
+
+
 def test_flags_that_differ_from_preparation_raise(folder: Path) -> None:
     prepared = folder / "prepared"
     assert run_command("prepare", **text_flags(folder), output_dir=prepared, num_proc=1) == 0
@@ -166,3 +278,4 @@ def test_flags_that_differ_from_preparation_raise(folder: Path) -> None:
     ):
         flags = text_flags(folder) | {"output_dir": folder / "other", "num_proc": 1} | flags
         assert message in command_output("prepare", **flags, fails=True)
+    assert (folder / "tokenizer" / "tokenizer.json").is_file()

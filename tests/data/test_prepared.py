@@ -2,10 +2,12 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
 import forked
+import fsspec
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ from hf_ctxmodels.data import EpochBatchSampler, ExampleSet, document_sources, l
 from hf_ctxmodels.data import documents as documents_module
 from hf_ctxmodels.data import training_set as training_set_module
 from hf_ctxmodels.data.preparation import Preparation, TextPart, examples_of, text_parts
-from hf_ctxmodels.data.prepared import TRAIN, VALIDATION, PreparedCorpus, identity_file, part_file
+from hf_ctxmodels.data.prepared import IDENTITY_FILE, TRAIN, VALIDATION, PreparedCorpus, part_name
 from hf_ctxmodels.data.seeding import permute
 from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithNextSentence, Objective
 from hf_ctxmodels.registry import FAMILIES
@@ -132,7 +134,7 @@ def test_missing_parts_are_rerun_and_merge_validates(tokenizer, text, tmp_path, 
         corpus.examples(VALIDATION)[0], ExampleSet.build(examples_of(text_parts(held_out, objective), objective))
     )
 
-    file = part_file(folder, TRAIN, 1)
+    file = folder / part_name(TRAIN, 1)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
@@ -149,12 +151,69 @@ def test_missing_parts_are_rerun_and_merge_validates(tokenizer, text, tmp_path, 
     renewed = prepare(MaskedLMWithNextSentence(tokenizer, max_length=32, seed=1), load_documents(str(text)), folder)
     with pytest.raises(CtxError, match="contains other examples: objective is Other"):
         Preparation(renewed.parts, objective, tokenizer, 0.0, folder, renewed.identity | {"objective": "Other"}).run()
-    identity_file(folder).unlink()  # as after an interrupted deletion: records of another identity are ignored
+    (folder / IDENTITY_FILE).unlink()  # as after an interrupted deletion: records of another identity are ignored
     with pytest.raises(CtxError, match=f"{count} of {count} parts are missing"):
         Preparation(renewed.parts, objective, tokenizer, 0.0, folder, renewed.identity | {"objective": "Other"}).merge()
-    shutil.copy(part_file(folder, TRAIN, 0), file)  # a part with different text
+    shutil.copy(folder / part_name(TRAIN, 0), file)  # a part with different text
     with pytest.raises(CtxError, match=r"part-00001\.arrow has|missing or damaged: 1"):
         preparation.merge()
+
+
+def test_failed_upload_leaves_an_incomplete_part(tokenizer, text, tmp_path, small_parts, monkeypatch) -> None:
+    """A part is complete with its record, and the examples with the index; only incomplete parts are repeated."""
+    store = fsspec.filesystem("memory")
+    monkeypatch.setattr(type(store), "store", {})
+    objective = MaskedLMWithNextSentence(tokenizer, max_length=32, seed=1)
+    local = prepare(objective, load_documents(str(text)), tmp_path / "prepared")
+    local.run()
+    local.merge()
+    remote = replace(local, directory=tmp_path / "staged", url="memory://prepared")
+    count, uploads, failing_names, put_file = len(remote.parts), [], set(), type(store).put_file
+
+    def failing_put_file(filesystem, source, target, **options) -> None:
+        uploads.append(target.removeprefix("/prepared/"))
+        if uploads[-1] in failing_names:
+            raise RuntimeError("Unable to locate credentials")
+        put_file(filesystem, source, target, **options)
+
+    monkeypatch.setattr(type(store), "put_file", failing_put_file)
+    for name in ("parts/identity.json", "train/part-00000.arrow", "parts/part-00001.json"):
+        failing_names = {name}
+        with pytest.raises(CtxError, match=r"Unable to locate credentials.*\n.*memory://prepared/.*\n.*credentials"):
+            remote.run()
+    assert "train/part-00001.arrow" in uploads
+    with pytest.raises(CtxError, match=f"{count - 1} of {count} parts are missing or damaged: 1,"):
+        remote.merge()
+    failing_names = set()
+    remote.run()
+    assert [uploads.count(f"train/part-0000{number}.arrow") for number in range(3)] == [2, 2, 1]
+    assert not list(remote.directory.rglob("*.arrow"))
+
+    # files that were truncated or changed are found
+    path = "/prepared/train/part-00002.arrow"
+    content = store.cat_file(path)
+    store.pipe_file(path, content[:-8])
+    with pytest.raises(CtxError, match=f"1 of {count} parts are missing or damaged: 2"):
+        remote.merge()
+    uploads.clear()
+    remote.run()
+    assert [name for name in uploads if "part-" in name] == ["train/part-00002.arrow", "parts/part-00002.json"]
+    store.pipe_file(path, content[:-8] + bytes(8) if content[-8:] != bytes(8) else content[:-8] + b"changed.")
+    with pytest.raises(CtxError, match=r"part-00002\.arrow was changed after it was written"):
+        remote.merge()
+    store.pipe_file(path, content)
+    failing_names = {"prepared.json"}
+    with pytest.raises(CtxError, match="upload failed"):
+        remote.merge()
+    assert not store.exists("/prepared/prepared.json")
+    failing_names = set()
+    remote.merge()
+    assert uploads[-1] == "prepared.json"
+    files = [file for file in (tmp_path / "prepared").rglob("*") if file.is_file()]
+    expected = {f"/prepared/{file.relative_to(tmp_path / 'prepared')}": file.read_bytes() for file in files}
+    assert {name: store.cat_file(name) for name in store.find("/prepared")} == expected
+    remote.delete()
+    assert not store.find("/prepared")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000, 4097])
