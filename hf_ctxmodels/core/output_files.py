@@ -33,12 +33,12 @@ TOKENIZER_FILES = (
 _UMASK_LOCK = threading.Lock()
 
 
-def require_local(path: str | Path, flag: str) -> None:
+def require_local(path: str | Path, flag: str = "") -> None:
     """Raise CtxError if an output file or directory is a URL."""
     if is_url(path):
         raise CtxError(
             "The output is a URL, expected a local path.",
-            location=f"{flag} {path}",
+            location=f"{flag} {path}".strip(),
             hint="use a local directory, and copy it to the URL afterwards, for example with `rclone sync`.",
         )
 
@@ -154,8 +154,9 @@ def replacing(file: str | Path) -> Iterator[Path]:
     """Yield a temporary path in the folder of a file, which is created, and rename it to the file afterwards.
 
     The path is unique: several processes, also of different machines, may write the same file. It is removed if writing
-    fails; raises CtxError in this case.
+    fails; raises CtxError in this case, and for a URL.
     """
+    require_local(file)
     path = Path(file)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.writing")
     with wrap_write_errors(path):

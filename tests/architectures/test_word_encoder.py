@@ -180,6 +180,13 @@ def test_corpus_cache(bert: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         encoder.encode_corpus(SENTENCES, cache_dir=tmp_path, dtype=dtype, progress=False)
 
 
+def test_corpus_cache_is_no_url(bert: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CtxError, match="The output is a URL"):
+        WordEncoder(*bert).encode_corpus(SENTENCES, cache_dir="s3://bucket/cache", progress=False)
+    assert not list(tmp_path.iterdir())
+
+
 def test_sentences_are_read_lazily(bert: Any) -> None:
     consumed = []
 
