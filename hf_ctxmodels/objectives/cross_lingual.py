@@ -55,8 +55,7 @@ class LanguageReader:
     def _tokenize(self, language: int, texts: list[str]) -> Iterator[np.ndarray]:
         """(tokens,) ids of each text of a language, without special tokens."""
         arguments = {"language": self.names[language]} if self.names else {}
-        for start in range(0, len(texts), SENTENCES_PER_CALL):
-            batch = texts[start : start + SENTENCES_PER_CALL]
+        for batch in document_batches(texts, SENTENCES_PER_CALL):
             encoded = self.tokenizer(batch, add_special_tokens=False, verbose=False, **arguments)
             yield from (np.asarray(ids, dtype=np.int32) for ids in encoded["input_ids"])
 

@@ -71,10 +71,7 @@ class MaskedLMWithSentenceOrder(DataCollatorForMaskedLMWithSentenceOrder, Senten
         super().__post_init__()
         self.sampler = PairSampler(self.sentence_task, self.one_segment, self.statistics)
         self.samples_other_documents = self.sampler.samples_other_documents
-
-    def classes_to_count(self) -> dict[str, int]:
-        """Name -> value of the labels of `sentence_task`."""
-        return self.sampler.label_classes
+        self.label_classes = self.sampler.label_classes
 
     def segment_pairs(
         self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator

@@ -39,7 +39,7 @@ class SentencePairCollator(MaskingCollator):
     label: ClassVar[str]
     """Name of the pair's label, as a feature and as an argument of the head."""
 
-    label_classes: ClassVar[dict[str, int]]
+    label_classes: dict[str, int] = field(init=False, repr=False)
     """Name -> value of the labels to count."""
 
     whole_word: bool = flag(False, "Mask all tokens of a word or none.")
@@ -57,20 +57,16 @@ class SentencePairCollator(MaskingCollator):
         batch[self.label] = torch.tensor([int(feature[self.label]) for feature in features], dtype=torch.int64)
         return batch
 
-    def classes_to_count(self) -> dict[str, int]:
-        """`label_classes`, unless an option changes the classes."""
-        return self.label_classes
-
     def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of the masking, labeled pairs, and pairs of each class."""
         labels = batch[self.label]
-        counts = {f"{name}_pairs": int((labels == value).sum()) for name, value in self.classes_to_count().items()}
+        counts = {f"{name}_pairs": int((labels == value).sum()) for name, value in self.label_classes.items()}
         return {**super().count_batch(batch), "labeled_pairs": int((labels != IGNORE_INDEX).sum()), **counts}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Shares of the masking, of labeled pairs, and of each class among these."""
         labeled = counts["labeled_pairs"]
-        shares = {f"{name}_share": counts[f"{name}_pairs"] / max(1, labeled) for name in self.classes_to_count()}
+        shares = {f"{name}_share": counts[f"{name}_pairs"] / max(1, labeled) for name in self.label_classes}
         return {**super().rates(counts), "labeled_share": labeled / max(1, counts["examples"]), **shares}
 
 
@@ -353,10 +349,7 @@ class MaskedLMWithNextSentence(DataCollatorForMaskedLMWithNextSentence, Sentence
         super().__post_init__()
         self.sampler = PairSampler(self.sentence_task, self.one_segment, self.statistics)
         self.samples_other_documents = self.sampler.samples_other_documents
-
-    def classes_to_count(self) -> dict[str, int]:
-        """Name -> value of the labels of `sentence_task`."""
-        return self.sampler.label_classes
+        self.label_classes = self.sampler.label_classes
 
     def segment_pairs(
         self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator

@@ -12,7 +12,7 @@ from hf_ctxmodels.core.flags import check_range, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, required_token
 from hf_ctxmodels.objectives.base import Objective, target_rates
-from hf_ctxmodels.objectives.tokenized_documents import document_batches
+from hf_ctxmodels.objectives.tokenized_documents import document_batches, encode_ids
 
 
 @dataclass
@@ -74,8 +74,7 @@ class SequenceAutoencoding(DataCollatorForSequenceAutoencoding, Objective):
             if not self.by_sentence:
                 texts = [" ".join(document) for document in batch]
             self.statistics.update(documents=len(batch), sentences=sum(map(len, batch)))
-            for encoding in self.tokenizer(texts, add_special_tokens=False, verbose=False).encodings or []:
-                words = np.array(encoding.ids, dtype=np.int32)
+            for words in encode_ids(self.tokenizer, texts):
                 self.statistics.update(tokens=len(words))
                 for start in range(0, len(words), self.max_words):
                     yield {"input_ids": np.append(words[start : start + self.max_words], np.int32(self.end))}

@@ -72,8 +72,7 @@ def tokenize_documents(
     ids_by_sentence: list[np.ndarray] = []
     words_by_sentence: list[np.ndarray] = []
     capitals_by_sentence: list[np.ndarray] = []
-    for start in range(0, len(sentences), SENTENCES_PER_CALL):
-        batch = sentences[start : start + SENTENCES_PER_CALL]
+    for batch in document_batches(sentences, SENTENCES_PER_CALL):
         if not with_word_ids and not with_capitals:
             ids_by_sentence += encode_ids(tokenizer, batch)
             continue
