@@ -41,7 +41,7 @@ class CtxTaskNetworkConfig(CtxConfig):
 
     model_type = "ctx-task-network"
     sub_configs: ClassVar[dict[str, Any]] = {}
-    head_dropout_field: ClassVar[str] = "feature_dropout"
+    head_dropout_field = "feature_dropout"
 
     encoders: dict[str, Any] | None = None
     feature_layers: Any = "mix"

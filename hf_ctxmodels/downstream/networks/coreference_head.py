@@ -1,7 +1,6 @@
 """The coreference network as a model (Lee et al. 2017)."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 from transformers.utils.generic import can_return_tuple
@@ -15,10 +14,8 @@ from hf_ctxmodels.layers.pooling import build_token_mask
 class CtxTaskNetworkForCoreference(CtxTaskNetworkHeadModel):
     """Finds the coreferent spans of texts."""
 
-    networks: ClassVar[Mapping[str, tuple[type[nn.Module], type]]] = {
-        "coreference": (CoreferenceNetwork, CoreferenceOptions)
-    }
-    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    networks = {"coreference": (CoreferenceNetwork, CoreferenceOptions)}
+    loss_targets = ("labels",)
     allows_output_features = False
 
     def make_network(self, network_class: Any, options: Any, output_size: int) -> nn.Module:

@@ -52,8 +52,8 @@ class CtxTaskNetworkPreTrainedModel(CtxPreTrainedModel):
 
     config: CtxTaskNetworkConfig
     base_model_prefix = "features"
-    token_id_axes: ClassVar[tuple[str, ...]] = ("characters",)
-    id_limit_field: ClassVar[str] = "num_characters"
+    token_id_axes = ("characters",)
+    id_limit_field = "num_characters"
     supports_gradient_checkpointing = False
 
     @classmethod
@@ -245,13 +245,13 @@ class CtxTaskNetworkHeadModel(heads.HeadModel, CtxTaskNetworkPreTrainedModel):
 class CtxTaskNetworkForSequenceClassification(CtxTaskNetworkHeadModel):
     """Classifier or regressor of texts and pairs."""
 
-    networks: ClassVar[Mapping[str, tuple[type[nn.Module], type]]] = {
+    networks = {
         "biattentive": (BiattentiveNetwork, BiattentiveOptions),
         "esim": (Esim, EsimOptions),
         "decomposable_attention": (DecomposableAttention, DecomposableAttentionOptions),
         "sentence": (SentenceNetwork, SentenceOptions),
     }
-    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    loss_targets = ("labels",)
 
     @can_return_tuple
     def forward(
@@ -285,8 +285,8 @@ class CtxTaskNetworkForSequenceClassification(CtxTaskNetworkHeadModel):
 class CtxTaskNetworkForTokenClassification(CtxTaskNetworkHeadModel):
     """Tagger of words: entities, parts of speech, semantic roles."""
 
-    networks: ClassVar[Mapping[str, tuple[type[nn.Module], type]]] = {"lstm_crf": (TaggingNetwork, TaggingOptions)}
-    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    networks = {"lstm_crf": (TaggingNetwork, TaggingOptions)}
+    loss_targets = ("labels",)
     network: TaggingNetwork
 
     def make_network(self, network_class: Any, options: Any, output_size: int) -> nn.Module:
@@ -341,8 +341,8 @@ class CtxTaskNetworkForQuestionAnswering(CtxTaskNetworkHeadModel):
     answer.
     """
 
-    networks: ClassVar[Mapping[str, tuple[type[nn.Module], type]]] = {"bidaf": (AnswerSpanNetwork, AnswerSpanOptions)}
-    loss_targets: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
+    networks = {"bidaf": (AnswerSpanNetwork, AnswerSpanOptions)}
+    loss_targets = ("start_positions", "end_positions")
     accepts_loss_kwargs = False
 
     def make_network(self, network_class: Any, options: Any, output_size: int) -> nn.Module:

@@ -1,9 +1,8 @@
 """A dependency parser on the vectors of words: a bidirectional LSTM and bilinear scores of the edges (Dozat & Manning
 2017, arXiv 1611.01734)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 from transformers.utils.generic import can_return_tuple
@@ -68,8 +67,8 @@ class ParsingNetwork(nn.Module):
 class CtxTaskNetworkForDependencyParsing(CtxTaskNetworkHeadModel):
     """A dependency parser of the words of sentences."""
 
-    networks: ClassVar[Mapping[str, tuple[type[nn.Module], type]]] = {"biaffine": (ParsingNetwork, ParsingOptions)}
-    loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    networks = {"biaffine": (ParsingNetwork, ParsingOptions)}
+    loss_targets = ("labels",)
     allows_output_features = False
 
     def make_network(self, network_class: Any, options: Any, output_size: int) -> nn.Module:

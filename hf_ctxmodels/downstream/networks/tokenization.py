@@ -1,7 +1,7 @@
 """Tokenizer of task networks."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -22,8 +22,8 @@ class CtxTaskNetworkTokenizer(CtxCharacterTokenizer):
     """
 
     model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
-    special_tokens: ClassVar[tuple[str, ...]] = ("[PAD]", "[UNK]")
-    defaults: ClassVar[dict[str, Any]] = {**CtxCharacterTokenizer.defaults, "bos_token": None, "eos_token": None}
+    special_tokens = ("[PAD]", "[UNK]")
+    defaults = {**CtxCharacterTokenizer.defaults, "bos_token": None, "eos_token": None}
     templates = ("$A:0", "$A:0 $B:1")
 
     def __init__(self, *args: Any, max_characters: int = 100, **kwargs: Any) -> None:

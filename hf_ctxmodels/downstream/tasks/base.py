@@ -4,12 +4,11 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
-import torch
 from accelerate import PartialState
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -20,6 +19,7 @@ from hf_ctxmodels.core.flags import flag, non_default_fields
 from hf_ctxmodels.core.generation import max_input_length
 from hf_ctxmodels.data.examples import LOOP_COLUMNS
 from hf_ctxmodels.data.files import same_file
+from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.data.table_files import Row, has_columns, has_labels, read_texts
 
 Feature = dict[str, Any]
@@ -88,11 +88,15 @@ def default_max_length(config: PreTrainedConfig) -> int:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Model inputs of a list of examples: arguments of the head's forward, and the task's reference to the example of
-    each."""
+    """Model inputs of a list of examples.
+
+    Attributes:
+        features: Arguments of the head's forward; without `origins`, one feature for each example.
+        origins: The example that each feature belongs to, in a form that the task's `decode` reads.
+    """
 
     features: list[Feature]
-    origins: list[Any]
+    origins: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -111,10 +115,10 @@ class FeatureCollator:
 
 @dataclass(frozen=True)
 class WordCollator:
-    """Pads the words of texts.
+    """Pads texts and further columns with a value, or an array, for each token or word.
 
     Args:
-        word_columns: Name -> padding of the features with a value, or an array, for each word.
+        word_columns: Name of a column -> value at padding.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -127,14 +131,9 @@ class WordCollator:
             for feature in features
         ]
         batch = dict(self.tokenizer.pad(inputs, return_tensors="pt"))
-        length = batch["attention_mask"].shape[1]
+        padder = RowPadder([len(feature["input_ids"]) for feature in features], self.tokenizer.padding_side)
         for name, padding in self.word_columns.items():
-            rows = [np.asarray(feature[name]) for feature in features]
-            padded = np.full((len(rows), length, *rows[0].shape[1:]), padding)
-            for row, values in enumerate(rows):
-                start = length - len(values) if self.tokenizer.padding_side == "left" else 0
-                padded[row, start : start + len(values)] = values
-            batch[name] = torch.from_numpy(padded)
+            batch[name] = padder.pad([np.asarray(feature[name]) for feature in features], padding)
         return batch
 
 

@@ -3,7 +3,8 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from itertools import chain
+from typing import Any
 
 import numpy as np
 from accelerate import PartialState
@@ -31,12 +32,12 @@ class Coreference(Task[CoreferenceDocument]):
     does not reach across windows. Clusters of one mention are left out, as in CoNLL-2012.
     """
 
-    name: ClassVar[str] = "coreference"
-    auto_class: ClassVar[str] = "AutoModelForCoreference"
+    name = "coreference"
+    auto_class = "AutoModelForCoreference"
     output_names = ("spans", "antecedents")
-    split_words: ClassVar[bool] = True
-    required_inputs: ClassVar[tuple[str, ...]] = ("sentence_ids",)
-    argument_names: ClassVar[tuple[str, ...]] = ("max_length",)
+    split_words = True
+    required_inputs = ("sentence_ids",)
+    argument_names = ("max_length",)
     baseline_name = "head match: mentions of the training file and names are coreferent if their last words are equal"
 
     max_span_width: int = CoreferenceOptions.max_span_width
@@ -91,7 +92,8 @@ class Coreference(Task[CoreferenceDocument]):
     ) -> None:
         """Set the longest span, and print the number of mentions that are longer."""
         self.load_labels(config)
-        lengths = [end - first for document in (*train, *validation) for first, end in _mentions(document.clusters)]
+        mentions = (span for document in (*train, *validation) for cluster in document.clusters for span in cluster)
+        lengths = [end - first for first, end in mentions]
         num_long = sum(length > self.max_span_width for length in lengths)
         print_status(
             f"{num_long:,} of {len(lengths):,} mentions are longer than {self.max_span_width} words and cannot be "
@@ -100,7 +102,7 @@ class Coreference(Task[CoreferenceDocument]):
         )
 
     def encode(self, examples: Sequence[CoreferenceDocument], tokenizer: PreTrainedTokenizerBase) -> Encoded:
-        """Origins are indices of examples; raises CtxError for a tokenizer whose tokens are not words."""
+        """Tokenize the windows; raises CtxError for a tokenizer whose tokens are not words."""
         features = []
         for document in examples:
             words = document.words
@@ -118,7 +120,7 @@ class Coreference(Task[CoreferenceDocument]):
             sentence_ids = [number for number, sentence in enumerate(document.sentences) for _ in sentence]
             inputs = {name: values[0] for name, values in encoding.items() if name != "token_type_ids"}
             features.append({**inputs, "sentence_ids": sentence_ids, "labels": labels})
-        return Encoded(features, list(range(len(examples))))
+        return Encoded(features)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """The collator of padded batches."""
@@ -241,7 +243,7 @@ def _phrase_counts(documents: Sequence[CoreferenceDocument], max_width: int) -> 
     occurrences: Counter[str] = Counter()
     for document in documents:
         words = [word.lower() for word in document.words]
-        mention_counts.update(" ".join(words[first:end]) for first, end in _mentions(document.clusters))
+        mention_counts.update(" ".join(words[first:end]) for first, end in chain.from_iterable(document.clusters))
     for document in documents:
         for sentence in document.sentences:
             words = [word.lower() for word in sentence]
@@ -249,10 +251,6 @@ def _phrase_counts(documents: Sequence[CoreferenceDocument], max_width: int) -> 
                 ends = range(first + 1, min(len(words), first + max_width) + 1)
                 occurrences.update(phrase for end in ends if (phrase := " ".join(words[first:end])) in mention_counts)
     return {phrase: (count, occurrences[phrase]) for phrase, count in mention_counts.items()}
-
-
-def _mentions(clusters: Iterable[Sequence[Span]]) -> list[Span]:
-    return [span for cluster in clusters for span in cluster]
 
 
 def _inclusive(clusters: Iterable[Iterable[Span]]) -> list[list[list[int]]]:

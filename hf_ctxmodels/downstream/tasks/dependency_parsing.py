@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,9 +56,8 @@ class ParsingCollator(WordCollator):
         """A padded batch of arguments of the head's forward."""
         batch = super().__call__(features)
         if self.tokenizer.padding_side == "left":
-            heads = batch["heads"]
-            starts = torch.tensor([heads.shape[1] - len(feature["heads"]) for feature in features])
-            batch["heads"] = torch.where(heads == ROOT_HEAD, ROOT_HEAD, heads + starts[:, None])
+            heads, num_padding = batch["heads"], (batch["attention_mask"] == 0).sum(1, keepdim=True)
+            batch["heads"] = torch.where(heads == ROOT_HEAD, ROOT_HEAD, heads + num_padding)
         return batch
 
 
@@ -69,15 +69,15 @@ class DependencyParsing(LabeledTask[DependencyTree]):
     count, including punctuation, and subtypes of relations (`nmod:poss`) are ignored.
     """
 
-    name: ClassVar[str] = "dependency-parsing"
-    auto_class: ClassVar[str] = "AutoModelForDependencyParsing"
+    name = "dependency-parsing"
+    auto_class = "AutoModelForDependencyParsing"
     targets = ("labels", "heads")
     output_names = ("arc_scores", "arc_relations")
-    split_words: ClassVar[bool] = True
+    split_words = True
     has_token_outputs = True
-    has_unlabeled_loss: ClassVar[bool] = True
-    required_inputs: ClassVar[tuple[str, ...]] = ("heads",)
-    argument_names: ClassVar[tuple[str, ...]] = ("max_length",)
+    has_unlabeled_loss = True
+    required_inputs = ("heads",)
+    argument_names = ("max_length",)
 
     def read_file(self, file: str) -> list[DependencyTree]:
         """Read the trees of a file; raises CtxError unless it is CoNLL-U, and each sentence has a tree."""
@@ -192,8 +192,8 @@ class DependencyParsing(LabeledTask[DependencyTree]):
 
     def constant_prediction(self, examples: Sequence[DependencyTree], predictions: Sequence[Edges]) -> str | None:
         """The relation of all words."""
-        relations = _flatten(tree.relations for tree in examples)
-        return repeated_prediction(_flatten(names for _, names in predictions), relations)
+        relations = chain.from_iterable(tree.relations for tree in examples)
+        return repeated_prediction([*chain.from_iterable(names for _, names in predictions)], relations)
 
     def record(self, example: DependencyTree, prediction: Edges) -> dict[str, Any]:
         """JSON object of an example for the predictions file; heads are counted from 1, 0 is the root."""
@@ -250,7 +250,3 @@ def _chain(tree: DependencyTree, offset: int, relation: str, root_relation: str)
 def _numbered(heads: Iterable[int], relations: Sequence[str]) -> dict[str, list[Any]]:
     """Heads and relations as in CoNLL-U, with heads counted from 1 and 0 for the root."""
     return {"heads": [head - ROOT_HEAD for head in heads], "relations": [*relations]}
-
-
-def _flatten(rows: Iterable[Sequence[str]]) -> list[str]:
-    return [item for row in rows for item in row]

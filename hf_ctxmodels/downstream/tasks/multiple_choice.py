@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from scipy.special import softmax
@@ -11,13 +11,7 @@ from transformers import DataCollatorForMultipleChoice, PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import parse_number, read_table, require_labels
 from hf_ctxmodels.downstream.tasks import metrics
-from hf_ctxmodels.downstream.tasks.base import (
-    Encoded,
-    Logits,
-    Task,
-    get_texts,
-    most_frequent,
-)
+from hf_ctxmodels.downstream.tasks.base import Encoded, Logits, Task, get_texts, most_frequent
 
 
 @dataclass(frozen=True)
@@ -38,10 +32,10 @@ class MultipleChoice(Task[MultipleChoiceExample]):
     label is the index of the correct choice, from 0.
     """
 
-    name: ClassVar[str] = "multiple-choice"
-    auto_class: ClassVar[str] = "AutoModelForMultipleChoice"
+    name = "multiple-choice"
+    auto_class = "AutoModelForMultipleChoice"
     collator_class = DataCollatorForMultipleChoice
-    argument_names: ClassVar[tuple[str, ...]] = (*Task.argument_names, "choice_columns")
+    argument_names = (*Task.argument_names, "choice_columns")
 
     def read_file(self, file: str) -> list[MultipleChoiceExample]:
         """Read the examples of a file."""
@@ -83,7 +77,7 @@ class MultipleChoice(Task[MultipleChoiceExample]):
         return examples
 
     def encode(self, examples: Sequence[MultipleChoiceExample], tokenizer: PreTrainedTokenizerBase) -> Encoded:
-        """Features are (choices, length) lists; origins are example indices."""
+        """Features are (choices, length) lists."""
         contexts = [example.context for example in examples for _ in example.choices]
         answers = [f"{example.beginning} {choice}".strip() for example in examples for choice in example.choices]
         encoding = tokenizer(contexts, answers, truncation="longest_first", max_length=self.arguments.max_length)
@@ -92,7 +86,7 @@ class MultipleChoice(Task[MultipleChoiceExample]):
             stop = start + len(example.choices)
             features.append({name: encoding[name][start:stop] for name in encoding} | {"labels": example.label})
             start = stop
-        return Encoded(features, list(range(len(examples))))
+        return Encoded(features)
 
     def decode(
         self, examples: Sequence[MultipleChoiceExample], encoded: Encoded, outputs: Sequence[Logits]

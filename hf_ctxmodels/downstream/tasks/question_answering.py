@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-import torch
-from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.loading import parse_json
@@ -15,7 +14,7 @@ from hf_ctxmodels.data.table_files import read_table
 from hf_ctxmodels.data.text_files import read_text
 from hf_ctxmodels.downstream.networks.tokenization import CtxTaskNetworkTokenizer
 from hf_ctxmodels.downstream.tasks import metrics
-from hf_ctxmodels.downstream.tasks.base import Encoded, Feature, Logits, Task, get_texts
+from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, Feature, Logits, Task, WordCollator, get_texts
 from hf_ctxmodels.registry import FAMILIES
 
 MAX_QUESTION_TOKENS = 64  # longer questions are truncated, as in BERT's SQuAD runs (Devlin et al. 2019, released code)
@@ -118,24 +117,16 @@ def has_answers(file: str) -> bool:
         return any(entry.get("answers") or entry.get("is_impossible") for entry in entries)
 
 
-class _SpanCollator(DataCollatorWithPadding):
-    """Pads features, and shifts columns of tokens by left padding."""
+class SpanCollator(WordCollator):
+    """Pads features; positions of tokens are shifted by padding on the left."""
 
     def __call__(self, features: list[Feature]) -> dict[str, Any]:
-        lengths = [len(feature["input_ids"]) for feature in features]
-        padding = [max(lengths) - length for length in lengths]
-        is_left = self.tokenizer.padding_side == "left"
-        features = [dict(feature) for feature in features]
-        masks = [feature.pop("p_mask") for feature in features if "p_mask" in feature]
-        if is_left:
-            for feature, shift in zip(features, padding, strict=True):
-                for name in {"start_positions", "end_positions", "cls_index"} & feature.keys():
-                    feature[name] += shift
+        """A padded batch of arguments of the head's forward."""
         batch = super().__call__(features)
-        if masks:
-            widths = [(width, 0) if is_left else (0, width) for width in padding]
-            rows = [np.pad(mask, width, constant_values=1) for mask, width in zip(masks, widths, strict=True)]
-            batch["p_mask"] = torch.from_numpy(np.stack(rows))
+        if self.tokenizer.padding_side == "left":
+            num_padding = (batch["attention_mask"] == 0).sum(1)
+            for name in {"start_positions", "end_positions", "cls_index"} & batch.keys():
+                batch[name] = batch[name] + num_padding
         return batch
 
 
@@ -152,16 +143,13 @@ class QuestionAnswering(Task[Question]):
     the log-probability of its end given the start. The null score is the logit of no answer, which is compared with 0.
     """
 
-    name: ClassVar[str] = "question-answering"
-    auto_class: ClassVar[str] = "AutoModelForQuestionAnswering"
-    collator_class = _SpanCollator
+    name = "question-answering"
+    auto_class = "AutoModelForQuestionAnswering"
     targets: tuple[str, ...] = ("start_positions", "end_positions")
     output_names: tuple[str, ...] = ("start_logits", "end_logits")
     has_token_outputs = True
-    is_percentage: ClassVar[bool] = True
-    argument_names: ClassVar[tuple[str, ...]] = (
-        *("max_length", "doc_stride", "max_answer_length", "span_beam_search", "null_threshold"),
-    )
+    is_percentage = True
+    argument_names = (*("max_length", "doc_stride", "max_answer_length", "span_beam_search", "null_threshold"),)
 
     has_unanswerable: bool = False
     has_beam_search: bool = False
@@ -277,6 +265,10 @@ class QuestionAnswering(Task[Question]):
             features.append(feature)
             origins.append(window)
         return Encoded(features, origins)
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
+        """The collator of padded batches."""
+        return SpanCollator(tokenizer, {"p_mask": 1} if self.has_beam_search else {})
 
     def decode(self, examples: Sequence[Question], encoded: Encoded, outputs: Sequence[Logits]) -> list[AnswerSpan]:
         """The best span of each context."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,10 +53,10 @@ class Ranking(Task[RankingExample]):
     query with several relevant candidates gives one feature for each of them.
     """
 
-    name: ClassVar[str] = "ranking"
-    auto_class: ClassVar[str] = "AutoModelForMultipleChoice"
+    name = "ranking"
+    auto_class = "AutoModelForMultipleChoice"
     collator_class = PaddedChoiceCollator
-    required_inputs: ClassVar[tuple[str, ...]] = ("choice_mask",)
+    required_inputs = ("choice_mask",)
 
     def read_file(self, file: str) -> list[RankingExample]:
         """Read the examples of a file."""

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -39,9 +39,9 @@ class SemanticRoleLabeling(TokenClassification):
     2017, section 2.3). In a sentence that is longer than `max_length`, only the window with the predicate has the mark.
     """
 
-    name: ClassVar[str] = "semantic-role-labeling"
-    argument_names: ClassVar[tuple[str, ...]] = (*TokenClassification.argument_names, "head_column")
-    has_unlabeled_loss: ClassVar[bool] = False
+    name = "semantic-role-labeling"
+    argument_names = (*TokenClassification.argument_names, "head_column")
+    has_unlabeled_loss = False
     has_segments = False
     """Whether segment 1 marks the predicate; after `configure` or `load_labels`."""
 

@@ -76,12 +76,12 @@ class Seq2Seq(Task[SourceTarget]):
     the decoded targets: `NormalizedReferences`.
     """
 
-    name: ClassVar[str] = "seq2seq"
-    auto_class: ClassVar[str] = "AutoModelForSeq2SeqLM"
+    name = "seq2seq"
+    auto_class = "AutoModelForSeq2SeqLM"
     collator_class: ClassVar[Callable[..., Any]] = SourceTargetCollator
-    is_generative: ClassVar[bool] = True
-    has_unlabeled_loss: ClassVar[bool] = True
-    argument_names: ClassVar[tuple[str, ...]] = (
+    is_generative = True
+    has_unlabeled_loss = True
+    argument_names = (
         *Task.argument_names,
         *("max_target_length", "cut_sources", "target_language", "label_smoothing", "num_beams", "metrics"),
         *("plain_targets", "target_options"),
@@ -165,7 +165,7 @@ class Seq2Seq(Task[SourceTarget]):
         self._start = getattr(config, "decoder_start_token_id", None)
 
     def encode(self, examples: Sequence[SourceTarget], tokenizer: PreTrainedTokenizerBase) -> Encoded:
-        """Tokenize the examples; origins are example indices. The target of an unlabeled source is the end token."""
+        """Tokenize the examples. The target of an unlabeled source is the end token."""
         self._tokenizer = tokenizer
         source_arguments, target_arguments = (
             {}
@@ -224,7 +224,7 @@ class Seq2Seq(Task[SourceTarget]):
             for index, feature in enumerate(features):
                 word_ids = [-1 if word_id is None else word_id for word_id in encoded_targets.word_ids(index)]
                 feature["target_word_ids"] = np.array(word_ids[len(word_ids) - len(feature["labels"]) :])
-        return Encoded(features, list(range(len(features))))
+        return Encoded(features)
 
     def _check_lengths(
         self, examples: Sequence[SourceTarget], side: str, sequences: list[list[int]], limit: int, num_special: int

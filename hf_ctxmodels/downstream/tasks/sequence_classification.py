@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from accelerate import PartialState
@@ -47,8 +47,8 @@ def _inputs(example: SequenceExample) -> dict[str, Any]:
 class _SequenceTask(Task[SequenceExample]):
     """Single texts or pairs of texts with a label."""
 
-    auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
-    argument_names: ClassVar[tuple[str, ...]] = (*Task.argument_names, "both_orders")
+    auto_class = "AutoModelForSequenceClassification"
+    argument_names = (*Task.argument_names, "both_orders")
 
     def __init__(self, arguments: TaskArguments) -> None:
         super().__init__(arguments)
@@ -111,8 +111,8 @@ class _SequenceTask(Task[SequenceExample]):
     def _encode(
         self, examples: Sequence[SequenceExample], targets: list[Any], tokenizer: PreTrainedTokenizerBase
     ) -> Encoded:
-        """Features of texts or pairs (the longer text of a pair is truncated first); origins are example indices. With
-        `both_orders` the tokens of a feature are two lists: the pair, and the pair in reverse order."""
+        """Features of texts or pairs (the longer text of a pair is truncated first). With `both_orders` the tokens of a
+        feature are two lists: the pair, and the pair in reverse order."""
         columns = [list(column) for column in zip(*(example.texts for example in examples), strict=True)]
         if self.both_orders and len(columns) != 2:
             raise CtxError(
@@ -129,7 +129,7 @@ class _SequenceTask(Task[SequenceExample]):
             {name: encoding[name][index] for name in encoding} | {"labels": target}
             for index, target in enumerate(targets)
         ]
-        return Encoded(features, list(range(len(examples))))
+        return Encoded(features)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """A collator of padded batches."""
@@ -148,8 +148,8 @@ class _SequenceTask(Task[SequenceExample]):
 class SequenceClassification(_SequenceTask, LabeledTask[SequenceExample]):
     """A text or a pair -> one of several labels (CoLA, SST-2, RTE, SNLI, ...)."""
 
-    name: ClassVar[str] = "sequence-classification"
-    has_unlabeled_loss: ClassVar[bool] = True
+    name = "sequence-classification"
+    has_unlabeled_loss = True
 
     def _parse_label(self, value: Any, location: str) -> str:
         if value is None or isinstance(value, (list, dict)) or str(value).strip() == "":
@@ -192,7 +192,7 @@ class SequenceClassification(_SequenceTask, LabeledTask[SequenceExample]):
         config.problem_type = "single_label_classification"
 
     def encode(self, examples: Sequence[SequenceExample], tokenizer: PreTrainedTokenizerBase) -> Encoded:
-        """Tokenize the examples; origins are example indices."""
+        """Tokenize the examples."""
         targets = [self._label_id(example.label, example.location) for example in examples]
         return self._encode(examples, targets, tokenizer)
 
@@ -224,7 +224,7 @@ class SequenceClassification(_SequenceTask, LabeledTask[SequenceExample]):
 class Regression(_SequenceTask):
     """A text or a pair -> a number (STS-B, SICK relatedness), trained with the mean squared error."""
 
-    name: ClassVar[str] = "regression"
+    name = "regression"
 
     def _parse_label(self, value: Any, location: str) -> float:
         number = parse_number(value)
@@ -248,7 +248,7 @@ class Regression(_SequenceTask):
         config.problem_type = "regression"
 
     def encode(self, examples: Sequence[SequenceExample], tokenizer: PreTrainedTokenizerBase) -> Encoded:
-        """Tokenize the examples; origins are example indices."""
+        """Tokenize the examples."""
         return self._encode(examples, [example.label for example in examples], tokenizer)
 
     def decode(self, examples: Sequence[SequenceExample], encoded: Encoded, outputs: Sequence[Logits]) -> list[float]:

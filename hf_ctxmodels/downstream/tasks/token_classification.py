@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from transformers import DataCollatorForTokenClassification, PreTrainedConfig, PreTrainedTokenizerBase
@@ -53,11 +53,11 @@ class TokenClassification(LabeledTask[TaggedSentence]):
     features. The prediction for a word without sub-words is `O`, or the first label if there is no `O`.
     """
 
-    name: ClassVar[str] = "token-classification"
-    auto_class: ClassVar[str] = "AutoModelForTokenClassification"
+    name = "token-classification"
+    auto_class = "AutoModelForTokenClassification"
     collator_class = DataCollatorForTokenClassification
-    has_unlabeled_loss: ClassVar[bool] = True
-    split_words: ClassVar[bool] = True
+    has_unlabeled_loss = True
+    split_words = True
     has_token_outputs = True
 
     def read_file(self, file: str) -> list[TaggedSentence]:

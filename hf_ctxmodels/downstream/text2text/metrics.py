@@ -9,6 +9,8 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from hf_ctxmodels.downstream.text2text.examples import TextExample
 Examples = Sequence[TextExample]
 Scores = dict[str, float]
 
-UNKNOWN_NUMBER = -1.0
+UNKNOWN = -1  # label or number of an output without one
 _DETERMINERS = {
     *("a", "an", "few", "her", "his", "each", "every", "many", "much", "my", "our", "some", "that", "the", "their"),
     *("these", "this", "those", "which", "whose", "your"),
@@ -80,12 +82,12 @@ def _f1(examples: Examples, predictions: Sequence[Any]) -> Scores:
 def _f1_macro(examples: Examples, predictions: Sequence[Any]) -> Scores:
     references = [int(example.label or 0) for example in examples]
     labels = sorted({*references, *predictions} - {None})
-    return {"f1_macro": metrics.macro_f1(_without_none(predictions), references, labels)}
+    return {"f1_macro": metrics.macro_f1(_replace_none(predictions, UNKNOWN), references, labels)}
 
 
 def _matthews_correlation(examples: Examples, predictions: Sequence[Any]) -> Scores:
     references = [int(example.label or 0) for example in examples]
-    scores = metrics.classification_scores(_without_none(predictions), references, num_labels=2)
+    scores = metrics.classification_scores(_replace_none(predictions, UNKNOWN), references, num_labels=2)
     return {"matthews_correlation": scores["matthews_correlation"]}
 
 
@@ -97,26 +99,15 @@ def _group_exact_match(examples: Examples, predictions: Sequence[Any]) -> Scores
     return {"group_exact_match": float(np.mean([all(matches) for matches in groups.values()]))}
 
 
-def _regression_score(name: str) -> Metric:
-    def score(examples: Examples, predictions: Sequence[Any]) -> Scores:
-        numbers = [UNKNOWN_NUMBER if prediction is None else prediction for prediction in predictions]
-        return {name: metrics.regression_scores(numbers, [float(example.label or 0) for example in examples])[name]}
-
-    return Metric(score, ("number",))
+def _regression_score(examples: Examples, predictions: Sequence[Any], name: str) -> Scores:
+    numbers = _replace_none(predictions, UNKNOWN)
+    return {name: metrics.regression_scores(numbers, [float(example.label or 0) for example in examples])[name]}
 
 
-def _exact_match(examples: Examples, predictions: Sequence[Any]) -> Scores:
-    return _best_reference(text_metrics.exact_match, examples, predictions)
-
-
-def _rouge(examples: Examples, predictions: Sequence[Any]) -> Scores:
-    return _best_reference(text_metrics.rouge, examples, predictions)
-
-
-def _best_reference(metric: Callable[..., Scores], examples: Examples, predictions: Sequence[Any]) -> Scores:
+def _best_reference(examples: Examples, predictions: Sequence[Any], metric: Callable[..., Scores]) -> Scores:
     """Mean over examples of the best value over the references."""
     scores: dict[str, list[float]] = defaultdict(list)
-    for example, text in zip(examples, _texts(predictions), strict=True):
+    for example, text in zip(examples, _replace_none(predictions, ""), strict=True):
         values = [metric([text], [reference]) for reference in example.targets]
         for name in values[0]:
             scores[name].append(max(value[name] for value in values))
@@ -125,11 +116,11 @@ def _best_reference(metric: Callable[..., Scores], examples: Examples, predictio
 
 def _bleu(examples: Examples, predictions: Sequence[Any]) -> Scores:
     """BLEU with the first reference."""
-    return text_metrics.bleu(_texts(predictions), [example.targets[0] for example in examples])
+    return text_metrics.bleu(_replace_none(predictions, ""), [example.targets[0] for example in examples])
 
 
 def _squad(examples: Examples, predictions: Sequence[Any]) -> Scores:
-    return metrics.squad_scores(_texts(predictions), [example.targets for example in examples])
+    return metrics.squad_scores(_replace_none(predictions, ""), [example.targets for example in examples])
 
 
 def _entities(examples: Examples, predictions: Sequence[Any]) -> Scores:
@@ -141,27 +132,21 @@ def _entities(examples: Examples, predictions: Sequence[Any]) -> Scores:
 
 
 def _tag_accuracy(examples: Examples, predictions: Sequence[Any]) -> Scores:
-    references, tags = _tags(examples, predictions)
-    return {
-        "tag_accuracy": metrics.accuracy([tag for row in tags for tag in row], [t for row in references for t in row])
-    }
+    references, tags = (list(chain.from_iterable(rows)) for rows in _tags(examples, predictions))
+    return {"tag_accuracy": metrics.accuracy(tags, references)}
 
 
 def _tags(examples: Examples, predictions: Sequence[Any]) -> tuple[list[list[str]], list[list[str]]]:
     """Tags of the targets, and as many predicted tags: shorter outputs are padded with `O`, longer ones truncated."""
     references = [example.target.split() for example in examples]
-    outputs = [text.split() for text in _texts(predictions)]
+    outputs = [text.split() for text in _replace_none(predictions, "")]
     return references, [
         (tags + ["O"] * len(reference))[: len(reference)] for tags, reference in zip(outputs, references, strict=True)
     ]
 
 
-def _texts(predictions: Sequence[Any]) -> list[str]:
-    return ["" if prediction is None else prediction for prediction in predictions]
-
-
-def _without_none(predictions: Sequence[Any]) -> list[int]:
-    return [-1 if prediction is None else prediction for prediction in predictions]
+def _replace_none(predictions: Sequence[Any], value: Any) -> list[Any]:
+    return [value if prediction is None else prediction for prediction in predictions]
 
 
 METRICS: dict[str, Metric] = {
@@ -170,11 +155,9 @@ METRICS: dict[str, Metric] = {
     "f1_macro": Metric(_f1_macro, ("classification",)),
     "matthews_correlation": Metric(_matthews_correlation, ("classification",)),
     "group_exact_match": Metric(_group_exact_match, ("classification",), needs_group=True),
-    "pearsonr": _regression_score("pearsonr"),
-    "spearmanr": _regression_score("spearmanr"),
-    "mse": _regression_score("mse"),
-    "exact_match": Metric(_exact_match, ("text",)),
-    "rouge": Metric(_rouge, ("text",)),
+    **{name: Metric(partial(_regression_score, name=name), ("number",)) for name in ("pearsonr", "spearmanr", "mse")},
+    "exact_match": Metric(partial(_best_reference, metric=text_metrics.exact_match), ("text",)),
+    "rouge": Metric(partial(_best_reference, metric=text_metrics.rouge), ("text",)),
     "bleu": Metric(_bleu, ("text",)),
     "squad": Metric(_squad, ("text",)),
     "entities": Metric(_entities, ("text",)),

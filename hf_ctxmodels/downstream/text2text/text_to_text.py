@@ -1,10 +1,9 @@
 """Tasks as text (Raffel et al. 2020, "T5", section 2.4), for encoder-decoders and for decoders."""
 
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation import encode_prompts, max_input_length, max_source_length
 from hf_ctxmodels.data.padding import ContextTargetCollator
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
-from hf_ctxmodels.downstream.tasks.base import Encoded, Feature, Logits, TaskArguments
+from hf_ctxmodels.downstream.tasks.base import Encoded, Feature, Logits, TaskArguments, most_frequent
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq, SourceTarget
 from hf_ctxmodels.downstream.tasks.text_metrics import NormalizedReferences
 from hf_ctxmodels.downstream.text2text.templates import TextExample, TextTask
@@ -69,11 +68,11 @@ class TextToText(Seq2Seq):
     label string after encoding and decoding counts as the label string.
     """
 
-    name: ClassVar[str] = "text2text"
-    separator: ClassVar[str] = ""
+    name = "text2text"
+    separator = ""
     """Text after the input of a prompt."""
 
-    argument_names: ClassVar[tuple[str, ...]] = (
+    argument_names = (
         *("max_length", "max_target_length", "cut_sources", "num_beams"),
         *("label_smoothing", "plain_targets", "target_options"),
     )
@@ -129,11 +128,10 @@ class TextToText(Seq2Seq):
         - Texts: the input without the prefix that all inputs share, such as "summarize: ".
         """
         if self.text_task.label is not None:
-            is_correct = Counter(pair.label for pair in validation).most_common(1)[0][0]
+            is_correct = most_frequent(pair.label for pair in validation)
             return [pair.target if is_correct else "?" for pair in validation]
         if self.text_task.kind != "text":
-            most_frequent = Counter(pair.target for pair in train).most_common(1)[0][0]
-            return [most_frequent] * len(validation)
+            return [most_frequent(pair.target for pair in train)] * len(validation)
         sources = [pair.source for pair in (*train, *validation)]
         first, last = min(sources), max(sources)
         prefix = first[: next((i for i, pair in enumerate(zip(first, last)) if pair[0] != pair[1]), len(first))]
@@ -166,8 +164,8 @@ class CausalTextToText(TextToText):
     """A `TextTask` for decoders: input, `separator` and target are one sequence, with the loss on the target alone
     (Radford et al. 2018, section 3.3, for its form). The separator follows the prompts for `generate`, too."""
 
-    auto_class: ClassVar[str] = "AutoModelForCausalLM"
-    separator: ClassVar[str] = " ="
+    auto_class = "AutoModelForCausalLM"
+    separator = " ="
     """As in GPT-2's translation prompts (Radford et al. 2019, section 3.7)."""
 
     collator_class = ContextTargetCollator
@@ -220,7 +218,7 @@ class CausalTextToText(TextToText):
         features: list[Feature] = [
             {"input_ids": context, "labels": target} for context, target in zip(contexts, targets, strict=True)
         ]
-        return Encoded(features, list(range(len(features))))
+        return Encoded(features)
 
     def generate(self, model: PreTrainedModel, batch: dict[str, Any]) -> list[Logits]:
         """The token ids generated after the contexts, as `sequences`."""
