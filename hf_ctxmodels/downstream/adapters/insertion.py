@@ -50,7 +50,7 @@ class AdaptableBlock:
         return int(self.module.feed_forward_norm.normalized_shape[0])
 
 
-def get_encoder(model: nn.Module) -> CtxPreTrainedModel:
+def get_adaptable_model(model: nn.Module) -> CtxPreTrainedModel:
     """The base model, into which adapters are inserted; raises CtxError if it has no Transformer layers."""
     base = getattr(model, "base_model", model)
     if not isinstance(base, CtxPreTrainedModel) or not list_blocks(base):

@@ -25,7 +25,7 @@ from hf_ctxmodels.downstream.adapters.adapter_files import write_adapter
 from hf_ctxmodels.downstream.adapters.configuration import BottleneckConfig, FusionConfig, resolve_config
 from hf_ctxmodels.downstream.adapters.insertion import (
     attach_to_output_layers,
-    get_encoder,
+    get_adaptable_model,
     get_invertible_adapters,
     insert_adapter,
     list_sublayer_adapters,
@@ -122,7 +122,7 @@ class AdapterSet:
 
 def get_adapter_set(model: nn.Module) -> AdapterSet:
     """The adapters of a model, created at the first call; raises CtxError if it has no Transformer layers."""
-    base = get_encoder(model)
+    base = get_adaptable_model(model)
     adapter_set = getattr(base, "adapter_set", None)
     if adapter_set is None:
         adapter_set = AdapterSet(base)

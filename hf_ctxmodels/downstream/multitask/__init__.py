@@ -12,8 +12,6 @@ from hf_ctxmodels.downstream.multitask.modeling import CtxMultiTaskModel
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.spec import FamilySpec
 
-__all__ = ["CtxMultiTaskConfig", "CtxMultiTaskModel", "make_spec", "register"]
-
 _MODELS = {"AutoModel": CtxMultiTaskModel}
 
 

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoTokenizer
 from hf_ctxmodels.core.auto_classes import get_auto_class
 from hf_ctxmodels.core.remote_code import register_remote_code
 from hf_ctxmodels.downstream.networks.configuration import CtxTaskNetworkConfig
-from hf_ctxmodels.downstream.networks.coreference_head import CtxTaskNetworkForCoreference
+from hf_ctxmodels.downstream.networks.coreference import CtxTaskNetworkForCoreference
 from hf_ctxmodels.downstream.networks.modeling import (
     CtxTaskNetworkForQuestionAnswering,
     CtxTaskNetworkForSequenceClassification,
@@ -19,19 +19,6 @@ from hf_ctxmodels.downstream.networks.modeling import (
 from hf_ctxmodels.downstream.networks.parsing import CtxTaskNetworkForDependencyParsing
 from hf_ctxmodels.downstream.networks.tokenization import CtxTaskNetworkTokenizer
 from hf_ctxmodels.spec import FamilySpec
-
-__all__ = [
-    "SPEC",
-    "CtxTaskNetworkConfig",
-    "CtxTaskNetworkForCoreference",
-    "CtxTaskNetworkForDependencyParsing",
-    "CtxTaskNetworkForQuestionAnswering",
-    "CtxTaskNetworkForSequenceClassification",
-    "CtxTaskNetworkForTokenClassification",
-    "CtxTaskNetworkModel",
-    "CtxTaskNetworkTokenizer",
-    "register",
-]
 
 SPEC = FamilySpec(
     name="task_network",

@@ -3,20 +3,23 @@ Resolution", arXiv 1707.07045), with the coarse-to-fine pruning of Lee et al. 20
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.utils import ModelOutput
+from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.host_copies import host_copy
 from hf_ctxmodels.core.inputs import check_ids
-from hf_ctxmodels.heads.base import ItemCounts, check_target_shape, mean_over_targets
+from hf_ctxmodels.downstream.networks.modeling import CtxTaskNetworkHeadModel
+from hf_ctxmodels.heads.base import ItemCounts, check_target_shape, mean_over_targets, validate_targets
 from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.pooling import build_token_mask
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences, run_bidirectional
 from hf_ctxmodels.layers.recurrent.rnn import bidirectional_lstms
 
@@ -341,3 +344,42 @@ def antecedent_loss(scores: Tensor, candidates: Tensor, clusters: Tensor, is_kep
     all_scores = F.pad(scores.float(), (1, 0))
     correct_scores = all_scores.masked_fill(~is_correct, -math.inf)
     return ((all_scores.logsumexp(-1) - correct_scores.logsumexp(-1)) * is_kept).sum()
+
+
+class CtxTaskNetworkForCoreference(CtxTaskNetworkHeadModel):
+    """Finds the coreferent spans of texts."""
+
+    networks = {"coreference": (CoreferenceNetwork, CoreferenceOptions)}
+    loss_targets = ("labels",)
+    allows_output_features = False
+
+    def make_network(self, network_class: Any, options: Any, output_size: int) -> nn.Module:
+        """Create the network."""
+        return network_class(self.config.feature_size, options)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        sentence_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        **kwargs: Any,
+    ) -> CoreferenceOutput:
+        """Find the spans and their antecedents, and compute the loss with `labels`. Other arguments as in the base
+        model.
+
+        Args:
+            sentence_ids: (batch, words) number of the sentence of each word, see `CoreferenceNetwork`.
+            labels: (batch, words, max_span_width) clusters of mentions, see `CoreferenceNetwork`.
+        """
+        outputs = self.encode(attention_mask=attention_mask, input_ids=input_ids, inputs_embeds=inputs_embeds, **kwargs)
+        vectors = outputs.last_hidden_state
+        is_word = build_token_mask(vectors, attention_mask)
+        labels = None if labels is None else validate_targets(labels, "labels")
+        output = self.network(vectors, is_word, sentence_ids, labels, num_items_in_batch)
+        if labels is not None:
+            output.loss = self.finish_loss(output.loss, outputs, labels, "labels", num_items_in_batch)
+        return output

@@ -74,8 +74,7 @@ class CtxTaskNetworkPreTrainedModel(CtxPreTrainedModel):
         base_model: CtxTaskNetworkModel = self.base_model
         prefix = "" if base_model is self else f"{self.base_model_prefix}."
         entries = self.config.encoders or {}
-        for name, encoder in zip(base_model.stack.names, base_model.stack.encoders, strict=True):
-            index = base_model.stack.names.index(name)
+        for index, (name, encoder) in enumerate(zip(base_model.stack.names, base_model.stack.encoders, strict=True)):
             if missing is not None and not any(key.startswith(f"{prefix}stack.encoders.{index}.") for key in missing):
                 continue
             source = load_pretrained(AutoModel, entries[name]["source"], f"the model {name}")

@@ -2,5 +2,3 @@
 
 from hf_ctxmodels.downstream.text2text.examples import TextExample
 from hf_ctxmodels.downstream.text2text.templates import TextTask
-
-__all__ = ["TextExample", "TextTask"]
