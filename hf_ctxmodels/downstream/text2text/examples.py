@@ -39,30 +39,29 @@ class Template:
 
     def __init__(self, text: str, location: str) -> None:
         try:
-            parts = list(Formatter().parse(text))
+            self._segments = list(Formatter().parse(text))
         except ValueError as error:
             raise CtxError(
                 f"Not a template: {text!r}: {error}.", location=location, hint="write {{ and }} for braces."
             ) from error
-        if any(name == "" or conversion not in (None, "p") for _, name, _, conversion in parts):
+        if any(name == "" or conversion not in (None, "p") for _, name, _, conversion in self._segments):
             raise CtxError(
                 f"A field of {text!r} has no name, or a conversion other than !p.",
                 location=location,
                 hint="write {name}.",
             )
-        self._parts = parts
         self.text = text
-        self.fields = tuple(dict.fromkeys(name for _, name, _, _ in self._parts if name is not None))
+        self.fields = tuple(dict.fromkeys(name for _, name, _, _ in self._segments if name is not None))
 
     @property
     def only_field(self) -> str | None:
         """The field, if the template consists of one field without a separator."""
-        return self.fields[0] if len(self._parts) == 1 and self._parts[0] == ("", self.fields[0], "", None) else None
+        return self.fields[0] if self.fields and self._segments == [("", self.fields[0], "", None)] else None
 
     def render(self, row: Row) -> str:
         """The text with the values of a row; raises CtxError if a field is missing or null."""
         texts = []
-        for literal, name, separator, conversion in self._parts:
+        for literal, name, separator, conversion in self._segments:
             texts.append(literal)
             if name is not None:
                 value = field_value(row, name)

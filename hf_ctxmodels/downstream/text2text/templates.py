@@ -272,7 +272,7 @@ class TextTask:
         if not templates["input"].fields:
             fail("the input has no field", "input", 'write input: "prefix: {column}".')
         if self.kind != "text" and templates["target"].only_field is None:
-            fail("the target is more than one field", "target", 'write target: "{column}".')
+            fail("the target is not a single field", "target", 'write target: "{column}".')
         for key in ("labels", "choices", "label"):
             if key in templates and templates[key].only_field is None:
                 fail(f"{key} is not a field", key, f'write {key}: "{{column}}".')
@@ -517,10 +517,10 @@ def read_entries(
     if "tasks" not in content.nodes:
         raise CtxError("The file has no tasks.", location=str(file), hint="write tasks: and a name for each below it.")
     base = Path(folder if folder is not None else content.value("folder", str, "."))
-    tasks = YamlMapping(file, content.nodes["tasks"], "`tasks`")
-    for key, node in tasks.nodes.items():
+    tasks = content.mapping("tasks", "`tasks`")
+    for key in tasks.nodes:
         if name in (None, key):
-            yield TaskEntry(key, YamlMapping(file, node, f"the task {key}", keys), tasks.location(key), base)
+            yield TaskEntry(key, tasks.mapping(key, f"the task {key}", keys), tasks.location(key), base)
 
 
 def parse_entry(task_entry: TaskEntry) -> TextTask:
