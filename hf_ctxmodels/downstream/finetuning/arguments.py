@@ -79,7 +79,7 @@ class StartingModelArguments(ParsedChoices):
     )
     features: list[str] = flag(
         (),
-        "Train a task network on the vectors of words of these models, NAME=DIR, instead of --model.",
+        "Train a task network on the word vectors of these models, NAME=DIR, instead of --model.",
         conflicts=("model", "family"),
     )
     config_options: list[str] = flag((), "Configuration fields to change, as key=value.")
@@ -119,7 +119,7 @@ class FinetuningArguments(StartingModelArguments):
     )
     validation_file: str = flag(REQUIRED, "Validation examples in the same format, or `demo`.")
     additional_train_files: list[str] = flag(
-        (), "Further training files in the format of --train_file, such as its translations into other languages."
+        (), "Additional training files in the format of --train_file, such as its translations into other languages."
     )
     unlabeled_file: str | None = flag(
         None, "Unlabeled examples for every second batch, for heads that learn from them (cross-view training)."
@@ -149,9 +149,9 @@ class FinetuningLoopArguments(LoopArguments):
 
 @dataclass(frozen=True)
 class FrozenEncoderOptions:
-    """Train only the heads and the pooler, on the states of the encoder without dropout."""
+    """Train only the heads and the pooler, on hidden states of the encoder without dropout."""
 
-    cache_features: str | None = flag(None, "Directory to cache the states of the encoder in.")
+    cache_features: str | None = flag(None, "Directory to cache the hidden states of the encoder in.")
 
 
 @dataclass(frozen=True)
@@ -354,7 +354,7 @@ class FinetuningMethodArguments:
             case ChainThawOptions(head_rate, rate):
                 if loop.learning_rate == "auto":
                     raise CtxError(
-                        "Chain-thaw has learning rates of its own.",
+                        "Chain-thaw sets the learning rates of its stages.",
                         location="--freeze chain --learning_rate auto",
                         hint="set them by --freeze chain:head_rate=X,rate=X, and remove --learning_rate.",
                     )
@@ -404,7 +404,7 @@ class FinetuningMethods:
 
     @property
     def cache_directory(self) -> str | None:
-        """Directory to cache the states of a frozen encoder in; None for no cache."""
+        """Directory to cache the hidden states of a frozen encoder in; None for no cache."""
         return getattr(self.weights.freeze, "cache_features", None)
 
     def prepare(

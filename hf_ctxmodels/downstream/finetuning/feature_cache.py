@@ -154,7 +154,7 @@ def cache_features(
     *,
     show_progress: bool = True,
 ) -> None:
-    """Let a head read the states of its frozen encoder from disk.
+    """Let a head read the hidden states of its frozen encoder from disk.
 
     The cache, a folder of `directory`, is first filled with the states of all batches, unless it exists for the same
     weights, tokenizer and examples.

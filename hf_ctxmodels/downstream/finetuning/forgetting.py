@@ -167,24 +167,23 @@ def distances(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict
         layer = LAYER.match(name)
         old = before[name].double()
         change = after[name][: len(old)].double() - old
-        for part in (layer["part"] if layer else "other", "all"):
-            totals = sums.setdefault(part, [0.0, 0.0])
+        for module in (layer["part"] if layer else "other", "all"):
+            totals = sums.setdefault(module, [0.0, 0.0])
             totals[0] += float(change.square().sum())
             totals[1] += float(old.square().sum())
 
-    def order(part: str) -> tuple[int, bool, int]:
-        layer = LAYER.match(f"{part}.")
+    def order(module: str) -> tuple[int, bool, int]:
+        layer = LAYER.match(f"{module}.")
         if layer is None:
-            return ("other", "", "all").index(part), False, 0
-        return 1, part.startswith("decoder."), int(layer["number"])
+            return ("other", "", "all").index(module), False, 0
+        return 1, module.startswith("decoder."), int(layer["number"])
 
-    return {
-        part: {
-            "distance": math.sqrt(sums[part][0]),
-            "relative": math.sqrt(sums[part][0] / sums[part][1]) if sums[part][1] else math.nan,
-        }
-        for part in sorted(sums, key=order)
-    }
+    results = {}
+    for module in sorted(sums, key=order):
+        squared_distance, squared_norm = sums[module]
+        relative = math.sqrt(squared_distance / squared_norm) if squared_norm else math.nan
+        results[module] = {"distance": math.sqrt(squared_distance), "relative": relative}
+    return results
 
 
 def measure_forgetting(evaluation: PretrainingEvaluation, finetuned: str, batch_size: int = 32) -> dict[str, Any]:

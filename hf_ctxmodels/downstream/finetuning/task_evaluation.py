@@ -182,7 +182,7 @@ def learned_baseline_scores(task: Task[Any], training: Sequence[Any], validation
 def feature_outputs(task: Task[Any], output: Any, batch: dict[str, torch.Tensor]) -> list[Logits]:
     """The outputs for each feature of a batch, without padding."""
     tensors = {name: getattr(output, name).float().cpu() for name in task.output_names}
-    for name in task.column_outputs:
+    for name in task.position_outputs:
         tensors[name] = tensors[name].long() - batch["attention_mask"].cpu().argmax(1, keepdim=True)
     if not task.has_token_outputs:
         return [{name: tensor[i].numpy() for name, tensor in tensors.items()} for i in range(len(batch["input_ids"]))]

@@ -92,14 +92,14 @@ def read_task_list(file: str | Path, defaults: TaskArguments, folder: str | Path
         )
     entries = YamlMapping.from_file(file, "task list", ("tasks", "sampling", "temperature", "folder"))
     base_folder = Path(folder if folder is not None else entries.value("folder", str, "."))
-    tasks = YamlMapping(file, entries.nodes["tasks"], "`tasks`") if "tasks" in entries.nodes else None
+    tasks = entries.mapping("tasks", "`tasks`") if "tasks" in entries.nodes else None
     if tasks is None or not tasks.nodes:
         raise CtxError("The task list is empty.", location=str(file), hint="write tasks: and a name for each below it.")
     argument_names = {name for kind in KINDS for name in TASKS[kind].argument_names}
     check_unused_arguments(defaults, argument_names, "No task of a task list uses it.")
     listed = []
-    for name, node in tasks.nodes.items():
-        entry = YamlMapping(file, node, f"the task {name}", _TASK_KEYS | _COLUMNS)
+    for name in tasks.nodes:
+        entry = tasks.mapping(name, f"the task {name}", _TASK_KEYS | _COLUMNS)
         listed.append(_parse_task(entry, name, tasks.location(name, "task "), defaults, base_folder))
     has_temperature = "temperature" in entries.nodes
     sampling = entries.value("sampling", str, "temperature" if has_temperature else "proportional")

@@ -53,7 +53,7 @@ from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult, global_batc
 from hf_ctxmodels.training.model_loading import prepare_for_training
 
 TASK = "task"  # key of the task's name in features and batches
-_UNLABELED = ""  # no valid name of a task
+_UNLABELED = ""  # value of TASK in unlabeled features; not a valid name of a task
 SHARED_ADAPTER = "shared"
 
 
@@ -270,10 +270,10 @@ def finetune_tasks(
     if arguments.freeze is not None:
         freeze_encoder(model)
     if isinstance(arguments.adapter, TaskAdapterOptions):
-        names = list(dict.fromkeys(name for task in runs for name in arguments.adapter.stack(task)))
-        for name in names:
+        adapter_names = list(dict.fromkeys(name for task in runs for name in arguments.adapter.stack(task)))
+        for name in adapter_names:
             add_adapter(model, name, arguments.adapter.config)
-        freeze_all_but(model, names)
+        freeze_all_but(model, adapter_names)
     elif arguments.adapter is not None and not arguments.adapter.train_encoder:
         freeze_encoder(model)
     collators: dict[str, Collator] = {name: run.task.collator(tokenizer) for name, run in runs.items()}

@@ -1,4 +1,4 @@
-"""Task networks on contextual vectors of words (Peters et al. 2018, section 3.3).
+"""Task networks on contextual word vectors (Peters et al. 2018, section 3.3).
 
 Task networks are not a family: their words are embedded by models of any families. They are registered in addition to
 the families.

@@ -16,7 +16,7 @@ _KEYS = {"config", "widths", "source"}
 
 @strict
 class CtxTaskNetworkConfig(CtxConfig):
-    """Configuration of a network whose input are the vectors of words of one or several models.
+    """Configuration of a network whose inputs are the word vectors of one or several models.
 
     Args: the arguments of `CtxConfig`, and
         encoders: Name of a model -> "config", its configuration or its dictionary; "widths", the width of each of its
@@ -107,7 +107,7 @@ class CtxTaskNetworkConfig(CtxConfig):
 
     @property
     def feature_size(self) -> int:
-        """Width of the vectors of words."""
+        """Width of the word vectors."""
         return sum(model.width for model in self.feature_models(dict.fromkeys(self.encoders or {})))
 
     @property

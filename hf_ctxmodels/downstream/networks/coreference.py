@@ -97,7 +97,7 @@ class CoreferenceNetwork(nn.Module):
     maximizes the probability of all correct antecedents together; a span without one has the antecedent none.
 
     Args:
-        input_size: Width of the vectors of words.
+        input_size: Width of the word vectors.
     """
 
     initializes_itself = True

@@ -1,4 +1,4 @@
-"""Vectors of words from several models, concatenated: a module with the models, their layer mixes and tokenizers."""
+"""Word vectors from several models, concatenated: a module with the models, their layer mixes and tokenizers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _CACHE_BYTES = 1 << 30
 """Memory for the vectors of frozen models, which are computed once for each sentence that fits in it."""
 
 FeatureLayers = Literal["mix", "last"] | int
-"""Layers that make up the vector of a word: a learned mix of all layers, the last one, or the layer of this number."""
+"""Layers that make up a word vector: a learned mix of all layers, the last one, or the layer of this number."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class FeatureModel:
 
 
 class FeatureStack(nn.Module):
-    """The vectors of words of several models, concatenated.
+    """The word vectors of several models, concatenated.
 
     Args:
         models: The models. Frozen ones compute without dropout and gradients, also in training mode.

@@ -1,4 +1,4 @@
-"""Vectors of words from one or several models, as features of other networks (Peters et al. 2018, section 3.3)."""
+"""Word vectors from one or several models, as features of other networks (Peters et al. 2018, section 3.3)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import tee
@@ -20,7 +20,7 @@ from hf_ctxmodels.downstream.networks.feature_stack import FeatureLayers, Featur
 from hf_ctxmodels.layers.common import ScalarMix
 
 Layers = Literal["last", "all", "mix"] | int
-"""Layers of the vectors of words: one layer, all layers, or their weighted sum."""
+"""Layers of the word vectors: one layer, all layers, or their weighted sum."""
 Source = str | Path | tuple[PreTrainedModel, PreTrainedTokenizerBase]
 """Directory or Hub id of a model with its tokenizer, or both."""
 
@@ -158,7 +158,7 @@ def saved_layer_mix(source: str) -> ScalarMix | None:
 
 
 class ContextualFeatures(FeatureStack):
-    """The vectors of words of one or several models, concatenated: the input of a custom network.
+    """The word vectors of one or several models, concatenated: the input of a custom network.
 
     The layers of a model are mixed with learned weights and a learned scale (Peters et al. 2018, equation 1). Frozen
     models compute without dropout and gradients, also in training mode.

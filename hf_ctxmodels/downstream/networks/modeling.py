@@ -1,4 +1,4 @@
-"""Task networks on the vectors of words of one or several models (Peters et al. 2018, section 3.3)."""
+"""Task networks on the word vectors of one or several models (Peters et al. 2018, section 3.3)."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Set
@@ -84,7 +84,7 @@ class CtxTaskNetworkPreTrainedModel(CtxPreTrainedModel):
 
 
 class CtxTaskNetworkModel(CtxTaskNetworkPreTrainedModel):
-    """The vectors of words of the models, without a network.
+    """The word vectors of the models, without a network.
 
     The words are restored from their bytes, see `CtxTaskNetworkTokenizer`; the two texts of a pair are encoded apart.
     """
@@ -130,7 +130,7 @@ class CtxTaskNetworkModel(CtxTaskNetworkPreTrainedModel):
             input_ids: (batch, words, characters) bytes of words, see `CtxTaskNetworkTokenizer`.
             attention_mask: (batch, words), 0 at padding.
             token_type_ids: (batch, words), 1 in the second text of a pair.
-            inputs_embeds: (batch, words, width) vectors of words, instead of `input_ids`.
+            inputs_embeds: (batch, words, width) word vectors, instead of `input_ids`.
             kwargs: Ignored arguments of other families' models.
 
         Returns:

@@ -1,5 +1,5 @@
-"""A dependency parser on the vectors of words: a bidirectional LSTM and bilinear scores of the edges (Dozat & Manning
-2017, arXiv 1611.01734)."""
+"""A dependency parser on word vectors: a bidirectional LSTM and bilinear scores of the edges (Dozat & Manning 2017,
+arXiv 1611.01734)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +44,7 @@ class ParsingNetwork(nn.Module):
     """Scores of the edges between the words of a sentence, see `BiaffineScorer`, from the states of a biLSTM.
 
     Args:
-        input_size: Width of the vectors of words.
+        input_size: Width of the word vectors.
     """
 
     def __init__(self, input_size: int, num_relations: int, options: ParsingOptions) -> None:

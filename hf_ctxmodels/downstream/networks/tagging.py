@@ -31,7 +31,7 @@ class TaggingOptions:
     Attributes:
         hidden_size: Width of the LSTMs per direction.
         num_layers: Number of LSTM layers.
-        dropout: Dropout rate of the states of each layer; the vectors of words have the dropout of the features.
+        dropout: Dropout rate of the states of each layer; the word vectors have the dropout of the features.
         variational_dropout: Drop the same features of all words of a sentence (Gal & Ghahramani 2016).
         highway: Layers of one direction, alternately forward and backward, with highway connections and dropout of
             their recurrent states (He et al. 2017, section 2), instead of bidirectional layers.
@@ -61,7 +61,7 @@ class TaggingNetwork(nn.Module):
     1508.01991; Lample et al. 2016, arXiv 1603.01360), or a softmax.
 
     Args:
-        input_size: Width of the vectors of words.
+        input_size: Width of the word vectors.
         output_size: Width of vectors that are concatenated with the states before the output layer (Peters et al. 2018,
             section 3.3); 0 for none.
         labels: Names of the labels, for the constraints; without them there are none.
@@ -99,7 +99,7 @@ class TaggingNetwork(nn.Module):
         """Compute the loss with labels, and logits.
 
         Args:
-            vectors: (batch, words, input) vectors of the words.
+            vectors: (batch, words, input) word vectors.
             is_word: (batch, words) bool, False at padding, which may be anywhere in a row.
             labels: (batch, words) class indices; -100 at words without target.
             output_vectors: (batch, words, output) vectors for the output layer.

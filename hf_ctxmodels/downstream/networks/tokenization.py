@@ -1,6 +1,5 @@
 """Tokenizer of task networks."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ def decode_words(character_ids: Tensor) -> list[str]:
     characters = np.where(is_byte, ids - 1, 0).astype(np.uint8)
     lengths = is_byte.sum(1)
     starts = is_byte.argmax(1)
-    rows: Sequence[bytes] = [
-        row[start : start + length].tobytes() for row, start, length in zip(characters, starts, lengths, strict=True)
+    return [
+        row[start : start + length].tobytes().decode("utf-8", "replace")
+        for row, start, length in zip(characters, starts, lengths, strict=True)
     ]
-    return [row.decode("utf-8", "replace") for row in rows]

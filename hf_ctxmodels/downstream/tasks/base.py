@@ -165,8 +165,8 @@ class Task(ABC, Generic[Example]):
     """Whether the tokenizer's inputs are lists of words."""
     has_token_outputs: bool = False
     """Whether there is an output for each token; `decode` receives them without padding."""
-    column_outputs: tuple[str, ...] = ()
-    """Outputs that are columns of tokens; `decode` receives them as indices of tokens without padding."""
+    position_outputs: tuple[str, ...] = ()
+    """Outputs that are positions of tokens; `decode` receives them as positions in the unpadded feature."""
     evaluation_arguments: Mapping[str, Any] = MappingProxyType({})
     """Further arguments of the head's forward in evaluation."""
     is_percentage: ClassVar[bool] = False

@@ -111,7 +111,7 @@ class Coreference(Task[CoreferenceDocument]):
                 raise CtxError(
                     f"The tokens of {type(tokenizer).__name__} are not words.",
                     location=f"the task {self.name}",
-                    hint="use a network on the vectors of words.",
+                    hint="use a network on word vectors.",
                 )
             labels = np.full((len(words), self.max_span_width), IGNORE_INDEX)
             for cluster, mentions in enumerate(document.clusters):

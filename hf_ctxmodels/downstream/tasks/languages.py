@@ -72,7 +72,7 @@ def directories_of_languages(
     return directories
 
 
-def _has_parts(name: str, language: str, split: str) -> bool:
+def _is_named_after(name: str, language: str, split: str) -> bool:
     tags = set(re.split(r"[._-]", name))
     return language in tags and (split in tags or (split in _SPLITS and not tags & _SPLITS))
 
@@ -108,7 +108,7 @@ class LanguageFile:
         if language.isalpha():
             paths = sorted(Path(folder).rglob(pattern if task in NAMES else "*"))
         if task not in NAMES:
-            paths = [path for path in paths if path.is_file() and _has_parts(path.name, language, split)]
+            paths = [path for path in paths if path.is_file() and _is_named_after(path.name, language, split)]
         if len(paths) != 1:
             raise CtxError(
                 f"{len(paths) or 'No'} file{'s' if len(paths) != 1 else ''} {pattern} in {folder}"

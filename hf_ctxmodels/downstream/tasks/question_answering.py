@@ -153,7 +153,7 @@ class QuestionAnswering(Task[Question]):
 
     has_unanswerable: bool = False
     has_beam_search: bool = False
-    """Whether the head searches spans itself; see `use_beam_search`."""
+    """Whether the head predicts spans by beam search; see `use_beam_search`."""
 
     def read_file(self, file: str) -> list[Question]:
         """Read the examples of a file."""
@@ -177,14 +177,14 @@ class QuestionAnswering(Task[Question]):
         return file_suffix(file) == ".json" and has_answers(file)
 
     def configure(self, config: PreTrainedConfig, train: Sequence[Question], validation: Sequence[Question]) -> None:
-        """Note whether a question is unanswerable, and choose the head."""
+        """Record whether a question is unanswerable, and select the head."""
         self.has_unanswerable = any(not question.answers for question in (*train, *validation))
         if self.arguments.span_beam_search:
             config.architectures = [self._beam_search_class(config)]
         self.load_labels(config)
 
     def load_labels(self, config: PreTrainedConfig) -> None:
-        """Note whether the model's head searches spans."""
+        """Record whether the model's head predicts spans by beam search."""
         heads = (family.alternative_heads.get(self.auto_class) for family in FAMILIES.values())
         if {head.__name__ for head in heads if head is not None} & {*(config.architectures or ())}:
             self.use_beam_search()
@@ -203,11 +203,11 @@ class QuestionAnswering(Task[Question]):
         return families[type(config)].alternative_heads[self.auto_class].__name__
 
     def use_beam_search(self) -> None:
-        """Encode and decode for a head whose output are the best spans; call it before `encode`."""
+        """Encode and decode for a head with beam search; call it before `encode`."""
         self.has_beam_search = True
         self.targets = ("start_positions", "end_positions", "is_impossible")
-        self.column_outputs = ("start_top_index", "end_top_index")
-        self.output_names = ("start_top_log_probs", "end_top_log_probs", *self.column_outputs, "cls_logits")
+        self.position_outputs = ("start_top_index", "end_top_index")
+        self.output_names = ("start_top_log_probs", "end_top_log_probs", *self.position_outputs, "cls_logits")
         self.has_token_outputs = False
         self.evaluation_arguments = {"return_spans": True}
 
@@ -280,7 +280,7 @@ class QuestionAnswering(Task[Question]):
             index, allowed = window.example, window.spans[:, 0] >= 0
             if self.has_beam_search:
                 null_score = float(output["cls_logits"])
-                score, first, last = best_searched_span(output, allowed, max_length)
+                score, first, last = best_beam_span(output, allowed, max_length)
             else:
                 start, end = output["start_logits"], output["end_logits"]
                 null_score = start[window.null_position] + end[window.null_position]
@@ -343,7 +343,7 @@ def best_span(start: np.ndarray, end: np.ndarray, allowed: np.ndarray, max_lengt
     return float(scores[first, extra]), int(first), int(first + extra)
 
 
-def best_searched_span(output: Logits, allowed: np.ndarray, max_length: int) -> tuple[float, int, int]:
+def best_beam_span(output: Logits, allowed: np.ndarray, max_length: int) -> tuple[float, int, int]:
     """As `best_span`, among the spans of a beam search.
 
     `output` has the `start_top_index` (starts,) of the best starts with their probabilities `start_top_log_probs`, and

@@ -42,8 +42,8 @@ class SemanticRoleLabeling(TokenClassification):
     name = "semantic-role-labeling"
     argument_names = (*TokenClassification.argument_names, "head_column")
     has_unlabeled_loss = False
-    has_segments = False
-    """Whether segment 1 marks the predicate; after `configure` or `load_labels`."""
+    marks_by_token_type = False
+    """Whether `token_type_ids` of 1 mark the predicate, not the word `*`; after `configure` or `load_labels`."""
 
     def _file_columns(self, file: str) -> tuple[str, str]:
         """The columns of the words, and of the rolesets or tags."""
@@ -78,7 +78,7 @@ class SemanticRoleLabeling(TokenClassification):
         super().configure(config, [*train, *validation], validation)
         if isinstance(config, CtxTaskNetworkConfig):
             config.network_options = {"predicate_size": PREDICATE_SIZE, **(config.network_options or {})}
-        self._set_mark(config)
+        self._select_marking(config)
 
     def load_labels(self, config: PreTrainedConfig) -> None:
         """Set the labels to the names in the configuration; raises CtxError if they are not BIO tags."""
@@ -89,13 +89,13 @@ class SemanticRoleLabeling(TokenClassification):
                 location=f"the task {self.name}",
                 hint="use a model of `finetune semantic-role-labeling`, or the task token-classification.",
             )
-        self._set_mark(config)
+        self._select_marking(config)
 
-    def _set_mark(self, config: PreTrainedConfig) -> None:
+    def _select_marking(self, config: PreTrainedConfig) -> None:
         if isinstance(config, CtxTaskNetworkConfig):
-            self.has_segments = bool((config.network_options or {}).get("predicate_size"))
+            self.marks_by_token_type = bool((config.network_options or {}).get("predicate_size"))
         else:
-            self.has_segments = (getattr(config, "type_vocab_size", None) or 0) >= 2
+            self.marks_by_token_type = (getattr(config, "type_vocab_size", None) or 0) >= 2
 
     def _label_id(self, label: str, location: str) -> int:
         """The id of a label; a role of an evaluation file that the model lacks is ignored in the loss, and missed in
@@ -105,7 +105,7 @@ class SemanticRoleLabeling(TokenClassification):
     def encode(self, examples: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """As `TokenClassification.encode`, with the mark of the predicate; raises CtxError if the tokenizer lacks the
         marker."""
-        if self.has_segments:
+        if self.marks_by_token_type:
             return super().encode(examples, tokenizer)
         _check_marker(tokenizer)
         encoded = super().encode([_with_marker(example) for example in examples], tokenizer)
@@ -121,7 +121,9 @@ class SemanticRoleLabeling(TokenClassification):
 
     def extra_inputs(self, example: Any, word_ids: Sequence[int | None]) -> dict[str, list[int]]:
         """Segment 1 for the tokens of the predicate."""
-        return {"token_type_ids": [int(word == example.predicate) for word in word_ids]} if self.has_segments else {}
+        if not self.marks_by_token_type:
+            return {}
+        return {"token_type_ids": [int(word == example.predicate) for word in word_ids]}
 
     def decode(
         self, examples: Sequence[TaggedSentence], encoded: Encoded, outputs: Sequence[Logits]
@@ -186,8 +188,8 @@ class SemanticRoleLabeling(TokenClassification):
 
 def _with_marker(example: Proposition) -> Proposition:
     index = example.predicate
-    words, tags = ([*items[:index], mark, *items[index:]] for items, mark in
-                   ((example.words, PREDICATE_MARKER), (example.tags, "O")))  # fmt: skip
+    words = [*example.words[:index], PREDICATE_MARKER, *example.words[index:]]
+    tags = [*example.tags[:index], "O", *example.tags[index:]]
     return replace(example, words=words, tags=tags, predicate=index + 1)
 
 

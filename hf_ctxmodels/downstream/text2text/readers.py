@@ -85,10 +85,6 @@ def _read_unknown(request: RowRequest) -> list[Row]:
     )
 
 
-def _read_table(request: RowRequest, suffix: str) -> list[Row]:
-    return read_table(request.file, request.fields, suffix)
-
-
 def _read_json_lines(request: RowRequest) -> list[Row]:
     path = request.expand.split(".") if request.expand else []
     rows = []
@@ -266,8 +262,8 @@ def _read_benchmark(request: RowRequest, add_fields: Callable[[Values], dict[str
 
 
 FORMATS: dict[str, Callable[[RowRequest], list[Row]]] = {
-    "tsv": partial(_read_table, suffix=".tsv"),
-    "csv": partial(_read_table, suffix=".csv"),
+    "tsv": lambda request: read_table(request.file, request.fields, ".tsv"),
+    "csv": lambda request: read_table(request.file, request.fields, ".csv"),
     "jsonl": _read_json_lines,
     "conll": partial(_read_tagged, words="1"),
     "conllu": partial(_read_tagged, words="FORM"),
