@@ -22,6 +22,7 @@ from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, Logits, Task, 
 from hf_ctxmodels.downstream.tasks.coreference_metrics import coreference_scores
 
 Clusters = list[list[Span]]
+Examples = Sequence[CoreferenceDocument]
 
 
 class Coreference(Task[CoreferenceDocument]):
@@ -87,9 +88,7 @@ class Coreference(Task[CoreferenceDocument]):
             )
         self.max_span_width = options.get("max_span_width", CoreferenceOptions.max_span_width)
 
-    def configure(
-        self, config: PreTrainedConfig, train: Sequence[CoreferenceDocument], validation: Sequence[CoreferenceDocument]
-    ) -> None:
+    def configure(self, config: PreTrainedConfig, train: Examples, validation: Examples) -> None:
         """Set the longest span, and print the number of mentions that are longer."""
         self.load_labels(config)
         mentions = (span for document in (*train, *validation) for cluster in document.clusters for span in cluster)
@@ -101,7 +100,7 @@ class Coreference(Task[CoreferenceDocument]):
             num_long > 0 and PartialState().is_main_process,
         )
 
-    def encode(self, examples: Sequence[CoreferenceDocument], tokenizer: PreTrainedTokenizerBase) -> Encoded:
+    def encode(self, examples: Examples, tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Tokenize the windows; raises CtxError for a tokenizer whose tokens are not words."""
         features = []
         for document in examples:
@@ -126,26 +125,22 @@ class Coreference(Task[CoreferenceDocument]):
         """The collator of padded batches."""
         return WordCollator(tokenizer, {"sentence_ids": 0, "labels": IGNORE_INDEX})
 
-    def decode(
-        self, examples: Sequence[CoreferenceDocument], encoded: Encoded, outputs: Sequence[Logits]
-    ) -> list[Clusters]:
+    def decode(self, examples: Examples, encoded: Encoded, outputs: Sequence[Logits]) -> list[Clusters]:
         """The clusters of each window."""
         return [link_clusters(output["spans"].astype(int), output["antecedents"].astype(int)) for output in outputs]
 
-    def score(self, examples: Sequence[CoreferenceDocument], predictions: Sequence[Clusters]) -> dict[str, float]:
+    def score(self, examples: Examples, predictions: Sequence[Clusters]) -> dict[str, float]:
         """The CoNLL score, and its parts."""
         return coreference_scores(predictions, [document.clusters for document in examples])
 
-    def upper_bounds(self, examples: Sequence[CoreferenceDocument]) -> dict[str, float]:
+    def upper_bounds(self, examples: Examples) -> dict[str, float]:
         """The metrics without mentions that are too long, if there are any."""
         reachable = [[self._reachable(cluster) for cluster in document.clusters] for document in examples]
         reachable = [[cluster for cluster in clusters if len(cluster) > 1] for clusters in reachable]
         scores = self.score(examples, reachable)
         return scores if scores["conll_f1"] < 1 else {}
 
-    def baseline(
-        self, train: Sequence[CoreferenceDocument], validation: Sequence[CoreferenceDocument]
-    ) -> list[Clusters]:
+    def baseline(self, train: Examples, validation: Examples) -> list[Clusters]:
         """Head match: mentions whose last words are equal are coreferent.
 
         Mentions are the longest phrases that are mentions in at least half of their occurrences in the training file,
@@ -155,9 +150,7 @@ class Coreference(Task[CoreferenceDocument]):
         phrases = {phrase for phrase, (mentions, occurrences) in counts.items() if 2 * mentions >= occurrences}
         return [head_match(document, find_mentions(document, phrases, self.max_span_width)) for document in validation]
 
-    def constant_prediction(
-        self, examples: Sequence[CoreferenceDocument], predictions: Sequence[Clusters]
-    ) -> str | None:
+    def constant_prediction(self, examples: Examples, predictions: Sequence[Clusters]) -> str | None:
         """ "no cluster" if no window has one."""
         return None if any(predictions) else "no cluster"
 
@@ -169,9 +162,7 @@ class Coreference(Task[CoreferenceDocument]):
             "prediction": _inclusive(prediction),
         }  # fmt: skip
 
-    def results(
-        self, examples: Sequence[CoreferenceDocument], encoded: Encoded, outputs: Sequence[Logits]
-    ) -> list[dict[str, Any]]:
+    def results(self, examples: Examples, encoded: Encoded, outputs: Sequence[Logits]) -> list[dict[str, Any]]:
         """The sentences of each window, its clusters of [first, last] words, which `read_file` can read, and their
         texts."""
         results = []
@@ -237,7 +228,7 @@ def find_mentions(document: CoreferenceDocument, phrases: set[str], max_width: i
     return mentions
 
 
-def _phrase_counts(documents: Sequence[CoreferenceDocument], max_width: int) -> dict[str, tuple[int, int]]:
+def _phrase_counts(documents: Examples, max_width: int) -> dict[str, tuple[int, int]]:
     """How often each phrase that is a mention, in lower case, is a mention, and occurs."""
     mention_counts: Counter[str] = Counter()
     occurrences: Counter[str] = Counter()

@@ -42,6 +42,7 @@ class DependencyTree:
     location: str
 
 
+Examples = Sequence[DependencyTree]
 Edges = tuple[list[int], list[str]]
 """Predicted heads and relations of the words of a sentence."""
 
@@ -116,14 +117,12 @@ class DependencyParsing(LabeledTask[DependencyTree]):
             relation != _UNLABELED for sentence in read_treebank(file) for relation in sentence.relations
         )
 
-    def configure(
-        self, config: PreTrainedConfig, train: Sequence[DependencyTree], validation: Sequence[DependencyTree]
-    ) -> None:
+    def configure(self, config: PreTrainedConfig, train: Examples, validation: Examples) -> None:
         """Set the labels to the relations of both files: rare relations may be missing in training."""
         relations = sorted({relation for tree in (*train, *validation) for relation in tree.relations})
         self._set_labels(config, relations, ())
 
-    def encode(self, examples: Sequence[DependencyTree], tokenizer: PreTrainedTokenizerBase) -> Encoded:
+    def encode(self, examples: Examples, tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Origins are the positions of the first sub-words of an example, counted from the end (negative) with padding
         on the left. Raises CtxError for a sentence that is longer than `max_length`, and for words without tokens."""
         features, origins = [], []
@@ -158,7 +157,7 @@ class DependencyParsing(LabeledTask[DependencyTree]):
         """The collator of padded batches."""
         return ParsingCollator(tokenizer)
 
-    def decode(self, examples: Sequence[DependencyTree], encoded: Encoded, outputs: Sequence[Logits]) -> list[Edges]:
+    def decode(self, examples: Examples, encoded: Encoded, outputs: Sequence[Logits]) -> list[Edges]:
         """The best tree of each example, and the best relation to each head."""
         predictions = []
         for positions, output in zip(encoded.origins, outputs, strict=True):
@@ -170,11 +169,11 @@ class DependencyParsing(LabeledTask[DependencyTree]):
             predictions.append((heads, names))
         return predictions
 
-    def score(self, examples: Sequence[DependencyTree], predictions: Sequence[Edges]) -> dict[str, float]:
+    def score(self, examples: Examples, predictions: Sequence[Edges]) -> dict[str, float]:
         """Labeled and unlabeled attachment score, 0 to 1, over all words."""
         return attachment_scores(predictions, [(tree.heads, tree.relations) for tree in examples])
 
-    def baseline(self, train: Sequence[DependencyTree], validation: Sequence[DependencyTree]) -> list[Edges]:
+    def baseline(self, train: Examples, validation: Examples) -> list[Edges]:
         """The previous word as head, or the next word, whichever is better in training, with the most frequent relation
         of words with this head; the root at the border of the sentence."""
         root_relation = most_frequent(relation for tree in train for relation in _attached_relations(tree, None))
@@ -190,7 +189,7 @@ class DependencyParsing(LabeledTask[DependencyTree]):
         self.baseline_name = f"the head of each word is the {best} word, with the most frequent relation"
         return predictions[best]
 
-    def constant_prediction(self, examples: Sequence[DependencyTree], predictions: Sequence[Edges]) -> str | None:
+    def constant_prediction(self, examples: Examples, predictions: Sequence[Edges]) -> str | None:
         """The relation of all words."""
         relations = chain.from_iterable(tree.relations for tree in examples)
         return repeated_prediction([*chain.from_iterable(names for _, names in predictions)], relations)
@@ -200,9 +199,7 @@ class DependencyParsing(LabeledTask[DependencyTree]):
         label, predicted = (_numbered(*edges) for edges in ((example.heads, example.relations), prediction))
         return {"location": example.location, "words": example.words, "label": label, "prediction": predicted}
 
-    def results(
-        self, examples: Sequence[DependencyTree], encoded: Encoded, outputs: Sequence[Logits]
-    ) -> list[dict[str, Any]]:
+    def results(self, examples: Examples, encoded: Encoded, outputs: Sequence[Logits]) -> list[dict[str, Any]]:
         """Words, heads and relations; heads are counted from 1, 0 is the root."""
         predictions = self.decode(examples, encoded, outputs)
         return [{"words": tree.words, **_numbered(*edges)} for tree, edges in zip(examples, predictions, strict=True)]

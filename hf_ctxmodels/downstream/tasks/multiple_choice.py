@@ -25,6 +25,9 @@ class MultipleChoiceExample:
     location: str
 
 
+Examples = Sequence[MultipleChoiceExample]
+
+
 class MultipleChoice(Task[MultipleChoiceExample]):
     """Choices of an answer or continuation; the head scores each pair (context, beginning + choice).
 
@@ -76,7 +79,7 @@ class MultipleChoice(Task[MultipleChoiceExample]):
             examples.append(MultipleChoiceExample(texts[0], beginning, choices, int(label), row.location))
         return examples
 
-    def encode(self, examples: Sequence[MultipleChoiceExample], tokenizer: PreTrainedTokenizerBase) -> Encoded:
+    def encode(self, examples: Examples, tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Features are (choices, length) lists."""
         contexts = [example.context for example in examples for _ in example.choices]
         answers = [f"{example.beginning} {choice}".strip() for example in examples for choice in example.choices]
@@ -88,15 +91,11 @@ class MultipleChoice(Task[MultipleChoiceExample]):
             start = stop
         return Encoded(features)
 
-    def decode(
-        self, examples: Sequence[MultipleChoiceExample], encoded: Encoded, outputs: Sequence[Logits]
-    ) -> list[int]:
+    def decode(self, examples: Examples, encoded: Encoded, outputs: Sequence[Logits]) -> list[int]:
         """The index of the highest score."""
         return [int(np.asarray(output["logits"]).argmax()) for output in outputs]
 
-    def results(
-        self, examples: Sequence[MultipleChoiceExample], encoded: Encoded, outputs: Sequence[Logits]
-    ) -> list[dict[str, Any]]:
+    def results(self, examples: Examples, encoded: Encoded, outputs: Sequence[Logits]) -> list[dict[str, Any]]:
         """Context, index and text of the best choice, and the probabilities of the choices."""
         return [
             {
@@ -108,12 +107,10 @@ class MultipleChoice(Task[MultipleChoiceExample]):
             for example, index, output in zip(examples, self.decode(examples, encoded, outputs), outputs, strict=True)
         ]
 
-    def score(self, examples: Sequence[MultipleChoiceExample], predictions: Sequence[int]) -> dict[str, float]:
+    def score(self, examples: Examples, predictions: Sequence[int]) -> dict[str, float]:
         """Accuracy: share of the examples whose correct choice has the highest score."""
         return {"accuracy": metrics.accuracy(predictions, [example.label for example in examples])}
 
-    def baseline(
-        self, train: Sequence[MultipleChoiceExample], validation: Sequence[MultipleChoiceExample]
-    ) -> list[int]:
+    def baseline(self, train: Examples, validation: Examples) -> list[int]:
         """The most frequent index of the training file."""
         return [most_frequent(example.label for example in train)] * len(validation)

@@ -24,6 +24,9 @@ class RankingExample:
     location: str
 
 
+Examples = Sequence[RankingExample]
+
+
 class PaddedChoiceCollator(DataCollatorForMultipleChoice):
     """Batches of features with different numbers of choices, padded with copies of the first choice."""
 
@@ -109,7 +112,7 @@ class Ranking(Task[RankingExample]):
             previous = query
         return groups
 
-    def encode(self, examples: Sequence[RankingExample], tokenizer: PreTrainedTokenizerBase) -> Encoded:
+    def encode(self, examples: Examples, tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Features are (choices, length) lists: a relevant candidate (`labels` is 0), then the irrelevant candidates.
         Origins are (example index, indices of the choices among its candidates)."""
         pairs = [(example.query, candidate) for example in examples for candidate in example.candidates]
@@ -127,9 +130,7 @@ class Ranking(Task[RankingExample]):
             offset += len(example.candidates)
         return Encoded(features, origins)
 
-    def decode(
-        self, examples: Sequence[RankingExample], encoded: Encoded, outputs: Sequence[Logits]
-    ) -> list[list[float]]:
+    def decode(self, examples: Examples, encoded: Encoded, outputs: Sequence[Logits]) -> list[list[float]]:
         """The scores of each example's candidates."""
         scores = [[0.0] * len(example.candidates) for example in examples]
         for (example_index, choices), output in zip(encoded.origins, outputs, strict=True):
@@ -137,9 +138,7 @@ class Ranking(Task[RankingExample]):
                 scores[example_index][index] = score
         return scores
 
-    def results(
-        self, examples: Sequence[RankingExample], encoded: Encoded, outputs: Sequence[Logits]
-    ) -> list[dict[str, Any]]:
+    def results(self, examples: Examples, encoded: Encoded, outputs: Sequence[Logits]) -> list[dict[str, Any]]:
         """Query, candidates, their scores, and the indices of the candidates from the best one on."""
         return [
             {
@@ -151,11 +150,11 @@ class Ranking(Task[RankingExample]):
             for example, scores in zip(examples, self.decode(examples, encoded, outputs), strict=True)
         ]
 
-    def score(self, examples: Sequence[RankingExample], predictions: Sequence[Sequence[float]]) -> dict[str, float]:
+    def score(self, examples: Examples, predictions: Sequence[Sequence[float]]) -> dict[str, float]:
         """Mean reciprocal rank of the first relevant candidate, and the share of queries with rank 1."""
         return metrics.ranking_scores(predictions, [example.relevant for example in examples])
 
-    def baseline(self, train: Sequence[RankingExample], validation: Sequence[RankingExample]) -> list[list[float]]:
+    def baseline(self, train: Examples, validation: Examples) -> list[list[float]]:
         """Share of relevant training candidates at each position."""
         max_candidates = max(len(example.candidates) for example in [*train, *validation])
         num_relevant, num_candidates = np.zeros(max_candidates), np.zeros(max_candidates)

@@ -21,6 +21,7 @@ from hf_ctxmodels.downstream.tasks.base import Encoded, Logits, most_frequent
 from hf_ctxmodels.downstream.tasks.token_classification import TokenClassification
 from hf_ctxmodels.layers.crf import Constraints, Scores, viterbi
 
+Examples = Sequence[TaggedSentence]
 PREDICATE_MARKER = "*"
 """Word before the predicate, for models without two segments."""
 PREDICATE_SIZE = 100
@@ -71,9 +72,7 @@ class SemanticRoleLabeling(TokenClassification):
         lines = [line for block in line_blocks(file) for _, line in block if not line.startswith("#")]
         return any(len(line.split("\t" if "\t" in line else None)) > int(labels) for line in lines)
 
-    def configure(
-        self, config: PreTrainedConfig, train: Sequence[TaggedSentence], validation: Sequence[TaggedSentence]
-    ) -> None:
+    def configure(self, config: PreTrainedConfig, train: Examples, validation: Examples) -> None:
         """Set the labels of the training and validation examples: rare roles may be missing in training."""
         super().configure(config, [*train, *validation], validation)
         if isinstance(config, CtxTaskNetworkConfig):
@@ -125,9 +124,7 @@ class SemanticRoleLabeling(TokenClassification):
             return {}
         return {"token_type_ids": [int(word == example.predicate) for word in word_ids]}
 
-    def decode(
-        self, examples: Sequence[TaggedSentence], encoded: Encoded, outputs: Sequence[Logits]
-    ) -> list[list[str]]:
+    def decode(self, examples: Examples, encoded: Encoded, outputs: Sequence[Logits]) -> list[list[str]]:
         """The best valid tags of each example; a word without sub-words is `O`, or continues an argument that the next
         word continues."""
         default = torch.tensor([_DEFAULT_SCORES[label[0]] for label in self.labels])
@@ -155,7 +152,7 @@ class SemanticRoleLabeling(TokenClassification):
             for example, example_tags in zip(examples, tags, strict=True)
         ]
 
-    def score(self, examples: Sequence[TaggedSentence], predictions: Sequence[list[str]]) -> dict[str, float]:
+    def score(self, examples: Examples, predictions: Sequence[list[str]]) -> dict[str, float]:
         """F1, precision and recall of arguments, as in CoNLL-2005."""
         return metrics.argument_scores(predictions, [example.tags for example in examples])
 

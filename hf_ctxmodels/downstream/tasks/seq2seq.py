@@ -49,6 +49,9 @@ class SourceTarget:
     location: str
 
 
+Examples = Sequence[SourceTarget]
+
+
 class UnlabeledSource(SourceTarget):
     """A source text without a target, which is empty."""
 
@@ -125,9 +128,7 @@ class Seq2Seq(Task[SourceTarget]):
         for name, value in finetuning.objective.head_fields(tokenizer).items() if finetuning else ():
             setattr(config, name, value)
 
-    def configure(
-        self, config: PreTrainedConfig, train: Sequence[SourceTarget], validation: Sequence[SourceTarget]
-    ) -> None:
+    def configure(self, config: PreTrainedConfig, train: Examples, validation: Examples) -> None:
         """Read the special tokens and languages of the model; raises CtxError if it has no head for the task, no end
         token or too few positions, or if a language is missing or unknown."""
         if type(config) not in AutoModelForSeq2SeqLM._model_mapping:
@@ -164,7 +165,7 @@ class Seq2Seq(Task[SourceTarget]):
         self._query = getattr(config, "query_token_id", None)
         self._start = getattr(config, "decoder_start_token_id", None)
 
-    def encode(self, examples: Sequence[SourceTarget], tokenizer: PreTrainedTokenizerBase) -> Encoded:
+    def encode(self, examples: Examples, tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Tokenize the examples. The target of an unlabeled source is the end token."""
         self._tokenizer = tokenizer
         source_arguments, target_arguments = (
@@ -227,7 +228,7 @@ class Seq2Seq(Task[SourceTarget]):
         return Encoded(features)
 
     def _check_lengths(
-        self, examples: Sequence[SourceTarget], side: str, sequences: list[list[int]], limit: int, num_special: int
+        self, examples: Examples, side: str, sequences: list[list[int]], limit: int, num_special: int
     ) -> None:
         """Raise CtxError for a text without tokens, or with more tokens than the limit."""
         flag = "max_length" if side == "source" else "max_target_length"
@@ -291,26 +292,26 @@ class Seq2Seq(Task[SourceTarget]):
         generated = model.generate(**inputs, **settings, do_sample=False)
         return [{"sequences": token_ids} for token_ids in generated.cpu().numpy()]
 
-    def decode(self, examples: Sequence[SourceTarget], encoded: Encoded, outputs: Sequence[Logits]) -> list[str]:
+    def decode(self, examples: Examples, encoded: Encoded, outputs: Sequence[Logits]) -> list[str]:
         """The generated texts."""
         return decode_generated(self._tokenizer, [np.asarray(output["sequences"]).tolist() for output in outputs])
 
-    def score(self, examples: Sequence[SourceTarget], predictions: Sequence[str]) -> dict[str, float]:
+    def score(self, examples: Examples, predictions: Sequence[str]) -> dict[str, float]:
         """The metrics of `--metrics`, see `text_metrics`; after `encode` also `NormalizedReferences.scores`."""
         targets = [example.target for example in examples]
         scores = score_texts(self._metrics, predictions, targets)
         return scores if self._references is None else scores | self._references.scores(predictions, targets)
 
-    def upper_bounds(self, examples: Sequence[SourceTarget]) -> dict[str, float]:
+    def upper_bounds(self, examples: Examples) -> dict[str, float]:
         """Upper bounds of the metrics, after `encode`."""
         targets = [example.target for example in examples]
         return {} if self._references is None else self._references.upper_bounds(targets)
 
-    def constant_prediction(self, examples: Sequence[SourceTarget], predictions: Sequence[str]) -> str | None:
+    def constant_prediction(self, examples: Examples, predictions: Sequence[str]) -> str | None:
         """The text of nine in ten predictions."""
         return repeated_prediction(predictions, [example.target for example in examples], CONSTANT_SHARE)
 
-    def baseline(self, train: Sequence[SourceTarget], validation: Sequence[SourceTarget]) -> list[str]:
+    def baseline(self, train: Examples, validation: Examples) -> list[str]:
         """The sources or their first sentences, whichever has the better main metric; named in `baseline_name`."""
         predictions = {
             "the source itself": [example.source for example in validation],

@@ -39,6 +39,9 @@ class SequenceExample:
     location: str
 
 
+Examples = Sequence[SequenceExample]
+
+
 def _inputs(example: SequenceExample) -> dict[str, Any]:
     """The text or the two texts of an example, for `Task.results`."""
     return {"text": example.texts[0]} if len(example.texts) == 1 else {"texts": list(example.texts)}
@@ -101,16 +104,14 @@ class _SequenceTask(Task[SequenceExample]):
         super().load_labels(config)
         self.both_orders = self.arguments.both_orders or getattr(config, "both_orders", False)
 
-    def _set_pair_fields(self, config: PreTrainedConfig, train: Sequence[SequenceExample]) -> None:
+    def _set_pair_fields(self, config: PreTrainedConfig, train: Examples) -> None:
         """Let recurrent encoders with this option encode the two texts of a pair separately, and save `both_orders`."""
         if hasattr(config, "both_orders"):
             config.both_orders = self.both_orders
         if len(train[0].texts) == 2 and hasattr(config, "text_pairs"):
             config.text_pairs = True
 
-    def _encode(
-        self, examples: Sequence[SequenceExample], targets: list[Any], tokenizer: PreTrainedTokenizerBase
-    ) -> Encoded:
+    def _encode(self, examples: Examples, targets: list[Any], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Features of texts or pairs (the longer text of a pair is truncated first). With `both_orders` the tokens of a
         feature are two lists: the pair, and the pair in reverse order."""
         columns = [list(column) for column in zip(*(example.texts for example in examples), strict=True)]
@@ -138,9 +139,7 @@ class _SequenceTask(Task[SequenceExample]):
         # a feature with both orders has the form of a multiple-choice feature
         return FeatureCollator(DataCollatorForMultipleChoice(tokenizer))
 
-    def learned_baseline(
-        self, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]
-    ) -> list[Any] | None:
+    def learned_baseline(self, train: Examples, validation: Examples) -> list[Any] | None:
         """`tfidf_predictions`."""
         return tfidf_predictions(train, validation, regression=isinstance(self, Regression))
 
@@ -174,9 +173,7 @@ class SequenceClassification(_SequenceTask, LabeledTask[SequenceExample]):
     def _placeholder_label(self) -> str:
         return self.labels[0]
 
-    def configure(
-        self, config: PreTrainedConfig, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]
-    ) -> None:
+    def configure(self, config: PreTrainedConfig, train: Examples, validation: Examples) -> None:
         """Set the labels from the training examples, and the fields for two texts."""
         self._set_pair_fields(config, train)
         labels = sorted({example.label for example in train})
@@ -191,18 +188,16 @@ class SequenceClassification(_SequenceTask, LabeledTask[SequenceExample]):
         self._set_labels(config, labels, (example.label for example in validation))
         config.problem_type = "single_label_classification"
 
-    def encode(self, examples: Sequence[SequenceExample], tokenizer: PreTrainedTokenizerBase) -> Encoded:
+    def encode(self, examples: Examples, tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Tokenize the examples."""
         targets = [self._label_id(example.label, example.location) for example in examples]
         return self._encode(examples, targets, tokenizer)
 
-    def decode(self, examples: Sequence[SequenceExample], encoded: Encoded, outputs: Sequence[Logits]) -> list[str]:
+    def decode(self, examples: Examples, encoded: Encoded, outputs: Sequence[Logits]) -> list[str]:
         """The most probable label of each example."""
         return [self.labels[int(output["logits"].argmax())] for output in outputs]
 
-    def results(
-        self, examples: Sequence[SequenceExample], encoded: Encoded, outputs: Sequence[Logits]
-    ) -> list[dict[str, Any]]:
+    def results(self, examples: Examples, encoded: Encoded, outputs: Sequence[Logits]) -> list[dict[str, Any]]:
         """Texts, the most probable label, and the probabilities of all labels."""
         results = []
         for example, label, output in zip(examples, self.decode(examples, encoded, outputs), outputs, strict=True):
@@ -210,13 +205,13 @@ class SequenceClassification(_SequenceTask, LabeledTask[SequenceExample]):
             results.append({**_inputs(example), "label": label, "probabilities": by_label})
         return results
 
-    def score(self, examples: Sequence[SequenceExample], predictions: Sequence[str]) -> dict[str, float]:
+    def score(self, examples: Examples, predictions: Sequence[str]) -> dict[str, float]:
         """Accuracy, F1 of the second of two labels, macro F1 and Matthews correlation."""
         predicted_ids = [self.labels.index(prediction) for prediction in predictions]
         label_ids = [self._label_id(example.label, example.location) for example in examples]
         return metrics.classification_scores(predicted_ids, label_ids, len(self.labels))
 
-    def baseline(self, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]) -> list[str]:
+    def baseline(self, train: Examples, validation: Examples) -> list[str]:
         """The most frequent label of the training file."""
         return [most_frequent(example.label for example in train)] * len(validation)
 
@@ -239,38 +234,34 @@ class Regression(_SequenceTask):
     def _placeholder_label(self) -> float:
         return 0.0
 
-    def configure(
-        self, config: PreTrainedConfig, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]
-    ) -> None:
+    def configure(self, config: PreTrainedConfig, train: Examples, validation: Examples) -> None:
         """Set a single label without a name, and the fields for two texts."""
         self._set_pair_fields(config, train)
         config.num_labels = 1
         config.problem_type = "regression"
 
-    def encode(self, examples: Sequence[SequenceExample], tokenizer: PreTrainedTokenizerBase) -> Encoded:
+    def encode(self, examples: Examples, tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Tokenize the examples."""
         return self._encode(examples, [example.label for example in examples], tokenizer)
 
-    def decode(self, examples: Sequence[SequenceExample], encoded: Encoded, outputs: Sequence[Logits]) -> list[float]:
+    def decode(self, examples: Examples, encoded: Encoded, outputs: Sequence[Logits]) -> list[float]:
         """The number that the model returns for each example."""
         return [float(output["logits"].item()) for output in outputs]
 
-    def results(
-        self, examples: Sequence[SequenceExample], encoded: Encoded, outputs: Sequence[Logits]
-    ) -> list[dict[str, Any]]:
+    def results(self, examples: Examples, encoded: Encoded, outputs: Sequence[Logits]) -> list[dict[str, Any]]:
         """Texts and the predicted number."""
         values = self.decode(examples, encoded, outputs)
         return [{**_inputs(example), "value": value} for example, value in zip(examples, values, strict=True)]
 
-    def score(self, examples: Sequence[SequenceExample], predictions: Sequence[float]) -> dict[str, float]:
+    def score(self, examples: Examples, predictions: Sequence[float]) -> dict[str, float]:
         """Pearson and Spearman correlation (0 for constant predictions), mean squared error."""
         return metrics.regression_scores(predictions, [example.label for example in examples])
 
-    def constant_prediction(self, examples: Sequence[SequenceExample], predictions: Sequence[float]) -> float | None:
+    def constant_prediction(self, examples: Examples, predictions: Sequence[float]) -> float | None:
         """The mean of the predictions if their standard deviation is below 1% of the labels' standard deviation."""
         deviation, expected = np.std(predictions), np.std([example.label for example in examples])
         return float(np.mean(predictions)) if deviation < expected / 100 else None
 
-    def baseline(self, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]) -> list[float]:
+    def baseline(self, train: Examples, validation: Examples) -> list[float]:
         """The mean of the training targets."""
         return [float(np.mean([example.label for example in train]))] * len(validation)

@@ -32,6 +32,8 @@ from hf_ctxmodels.downstream.tasks.base import (
     repeated_prediction,
 )
 
+Examples = Sequence[TaggedSentence]
+
 
 def _is_conll(file: str, labels: Collection[str]) -> bool:
     """Whether the lines of a file are words in columns: all have the same number of fields, and either the last one is
@@ -123,9 +125,7 @@ class TokenClassification(LabeledTask[TaggedSentence]):
         words = [sentence.tags for sentence in self._read_columns(file, labeled=False)]
         return tags != words and any(tag not in ("", "_") for sentence in tags for tag in sentence)
 
-    def configure(
-        self, config: PreTrainedConfig, train: Sequence[TaggedSentence], validation: Sequence[TaggedSentence]
-    ) -> None:
+    def configure(self, config: PreTrainedConfig, train: Examples, validation: Examples) -> None:
         """Set the labels from the training examples."""
         tags, validation_tags = ({tag for sentence in split for tag in sentence.tags} for split in (train, validation))
         if is_bio(sorted(tags)):
@@ -142,7 +142,7 @@ class TokenClassification(LabeledTask[TaggedSentence]):
                 hint="add sentences with other tags, or pass another --label_column.",
             )
 
-    def encode(self, examples: Sequence[TaggedSentence], tokenizer: PreTrainedTokenizerBase) -> Encoded:
+    def encode(self, examples: Examples, tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Origins are (example index, {position of a first sub-word: word index})."""
         targets = [[self._label_id(tag, sentence.location) for tag in sentence.tags] for sentence in examples]
         encoding = tokenizer(
@@ -174,9 +174,7 @@ class TokenClassification(LabeledTask[TaggedSentence]):
         """Further inputs of a feature, from the word of each of its tokens; by default none."""
         return {}
 
-    def decode(
-        self, examples: Sequence[TaggedSentence], encoded: Encoded, outputs: Sequence[Logits]
-    ) -> list[list[str]]:
+    def decode(self, examples: Examples, encoded: Encoded, outputs: Sequence[Logits]) -> list[list[str]]:
         """The tags of each example."""
         default_tag = "O" if "O" in self.labels else self.labels[0]
         predictions = [[default_tag] * len(sentence.words) for sentence in examples]
@@ -186,14 +184,12 @@ class TokenClassification(LabeledTask[TaggedSentence]):
                 predictions[example_index][word] = self.labels[int(best[position])]
         return predictions
 
-    def results(
-        self, examples: Sequence[TaggedSentence], encoded: Encoded, outputs: Sequence[Logits]
-    ) -> list[dict[str, Any]]:
+    def results(self, examples: Examples, encoded: Encoded, outputs: Sequence[Logits]) -> list[dict[str, Any]]:
         """Words and their tags."""
         predictions = self.decode(examples, encoded, outputs)
         return [{"words": example.words, "tags": tags} for example, tags in zip(examples, predictions, strict=True)]
 
-    def score(self, examples: Sequence[TaggedSentence], predictions: Sequence[list[str]]) -> dict[str, float]:
+    def score(self, examples: Examples, predictions: Sequence[list[str]]) -> dict[str, float]:
         """F1, precision and recall of entities and accuracy of BIO tags; accuracy and macro F1 of other tags."""
         references = [sentence.tags for sentence in examples]
         if is_bio(self.labels):
@@ -202,12 +198,12 @@ class TokenClassification(LabeledTask[TaggedSentence]):
         expected = [self._label_id(tag, sentence.location) for sentence in examples for tag in sentence.tags]
         return {"accuracy": metrics.accuracy(predicted, expected), "f1_macro": metrics.macro_f1(predicted, expected)}
 
-    def constant_prediction(self, examples: Sequence[TaggedSentence], predictions: Sequence[list[str]]) -> str | None:
+    def constant_prediction(self, examples: Examples, predictions: Sequence[list[str]]) -> str | None:
         """The tag of all words."""
         tags = [tag for sentence in examples for tag in sentence.tags]
         return repeated_prediction([tag for prediction in predictions for tag in prediction], tags)
 
-    def baseline(self, train: Sequence[TaggedSentence], validation: Sequence[TaggedSentence]) -> list[list[str]]:
+    def baseline(self, train: Examples, validation: Examples) -> list[list[str]]:
         """The most frequent tag of each word in the training file; for unknown words, of all words."""
         counts: dict[str, Counter[str]] = defaultdict(Counter)
         for sentence in train:
