@@ -165,7 +165,7 @@ class Objective(PaddingCollator):
             )
             yield ids
 
-    def check(self, examples: ExampleSet) -> None:  # most objectives accept any
+    def check(self, examples: ExampleSet) -> None:  # not abstract: most objectives accept any examples
         """Raise CtxError if the examples of all training text do not suit the objective."""
 
     def count_batch(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:

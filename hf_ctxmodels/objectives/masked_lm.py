@@ -180,8 +180,8 @@ class MaskedLM(DataCollatorForMaskedLM, SingleSegmentObjective):
 class FullSentences(DataCollatorForMaskedLM, Objective):
     """Dynamic masking of contiguous whole sentences that cross document boundaries; no second task.
 
-    An example takes sentences in the order of the text while they fit. The separator between two documents does not
-    stop attention. A sentence longer than an example is cut and continued in the next one.
+    An example takes sentences in the order of the text while they fit. Attention crosses the separator between two
+    documents. A sentence longer than an example is cut and continued in the next one.
 
     | document | example | targets |
     |---|---|---|

@@ -133,8 +133,8 @@ class SpanMaskingRule(MaskingRule):
 
 @dataclass(frozen=True)
 class SkipgramRule(MaskingRule):
-    """Tokens in random order until the budget is spent: each alone or, with some probability, with its successors (the
-    released data preparation of Dong et al. 2019).
+    """Tokens in random order until the budget is reached: each alone or, with some probability, with its successors
+    (the released data preparation of Dong et al. 2019).
 
     A run ends at a token that may not be selected. It may exceed the budget; then as many tokens as the budget has are
     sampled among all selected ones. With `skipgram_probability` a run has several tokens, uniformly 2 to

@@ -26,8 +26,8 @@ EXAMPLES_PER_SAMPLE = 1000  # examples whose tokens are the random replacements 
 class DataCollatorForSpanBoundary(MaskingCollator):
     """Masks spans of whole words, and adds the targets of the span boundary objective.
 
-    The selected share is rounded up and spent exactly (`anchored_spans`); overlapping or adjacent spans are one. All
-    tokens of a span become the mask token (80%), random tokens (10%) or stay unchanged (10%) together.
+    Exactly the share of the tokens, rounded up, is selected (`anchored_spans`); overlapping or adjacent spans are one.
+    All tokens of a span become the mask token (80%), random tokens (10%) or stay unchanged (10%) together.
 
     The boundary targets of a span are its first `max_pair_targets` tokens. A span next to a special token ([CLS],
     [SEP]) has none: both boundaries, the tokens before and after the span, must be tokens of the text.

@@ -1,7 +1,7 @@
 """Sampling of spans of words or tokens in a sequence, to be predicted, masked or removed.
 
 A sequence's candidate tokens are grouped into `Units`. `sample_spans` spaces spans evenly (XLNet), `place_spans` places
-them anywhere within a budget of tokens (ALBERT's n-grams), and `anchored_spans` spends a budget of tokens exactly, on
+them anywhere within a budget of tokens (ALBERT's n-grams), and `anchored_spans` selects exactly `budget` tokens in
 spans that may overlap (SpanBERT).
 """
 
@@ -135,13 +135,13 @@ def trim_to_budget(spans: np.ndarray, units: Units, budget: int, rng: np.random.
 
 
 def anchored_spans(units: Units, length_probabilities: np.ndarray, budget: int, rng: np.random.Generator) -> np.ndarray:
-    """Spans that begin with the unit of a random token, until a budget of tokens is spent (Joshi et al. 2020, section
+    """Spans that begin with the unit of a random token, until `budget` tokens are selected (Joshi et al. 2020, section
     3.1, and the released data preparation).
 
     A span's length in units and its anchor, uniform over the tokens, are sampled together, and resampled if the anchor
-    is already selected. A span may overlap earlier ones, whose tokens cost nothing, and ends at a gap between the
-    candidates (a special token). The last one ends with the budget, possibly within a unit. Returns (budget,) positions
-    of the tokens, ascending.
+    is already selected. A span may overlap earlier ones, whose tokens are not counted again, and ends at a gap between
+    the candidates (a special token). The last one ends with the budget, possibly within a unit. Returns (budget,)
+    positions of the tokens, ascending.
     """
     bounds, tokens = units.bounds.tolist(), len(units.positions)
     ends = np.append(np.flatnonzero(np.diff(units.positions) != 1) + 1, tokens)  # of the runs of candidates

@@ -240,7 +240,7 @@ class SpecialTokensTemplate:
         encoded = tokenizer(*[tokenizer.mask_token] * segments, return_token_type_ids=True)
         ids = np.asarray(encoded["input_ids"], dtype=np.int32)
         slots = np.flatnonzero(ids == mask_id)
-        cuts = np.sort(np.concatenate([slots, slots + 1]))
+        cuts = np.sort(np.concatenate([slots, slots + 1]))  # pieces: special tokens, segment, special tokens, ...
         self.special_tokens = len(ids) - segments
         self._fixed_ids = np.split(ids, cuts)[::2]
         self._token_types = np.split(np.asarray(encoded["token_type_ids"], dtype=np.uint8), cuts)

@@ -126,17 +126,14 @@ def load_config_and_tokenizer(
         raise CtxError(
             "Expected exactly one of --model, --family and --features.", hint="remove the others, or add one."
         )
-    source, task_name = arguments.model, arguments.task_name
+    source, task_name, changes = arguments.model, arguments.task_name, parse_config_options(arguments.config_options)
     if arguments.features:
         check_has_head(CtxTaskNetworkConfig, task, "--features", "pass a model by --model.")
-        changes = parse_config_options(arguments.config_options)
         return new_network(parse_features(arguments.features), changes)
     if arguments.decoder_model is not None:
-        changes = parse_config_options(arguments.config_options)
         share_weights = isinstance(arguments.decoder, SharedDecoderOptions)
         return load_pair(str(source), arguments.decoder_model, share_weights, changes)
     if source is not None:
-        changes = parse_config_options(arguments.config_options)
         config = load_config(source)
         if has_several_tasks(config, task_name, source):
             config = config.task_config(task_name)
