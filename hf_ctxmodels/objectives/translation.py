@@ -50,8 +50,7 @@ class Translation(DataCollatorForTranslation, Objective):
         check_target_vocabulary(tokenizer)
         if len(tokenizer.target_words) <= 1 + tokenizer.target_end_id:
             raise CtxError(
-                "The target vocabulary is empty.",
-                hint="train the tokenizer on text with translations: --translations.",
+                "The target vocabulary is empty.", hint="train the tokenizer on text with translations: --translations."
             )
         excluded = {tokenizer.target_pad_token_id, tokenizer.target_start_id} - {tokenizer.target_end_id}
         self.baseline = BaselineOptions(len(tokenizer.target_words), sorted(excluded), column="labels")

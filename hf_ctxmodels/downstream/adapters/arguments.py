@@ -59,10 +59,7 @@ class AdapterArguments(ParsedChoices):
         None,
         "Freeze the model, and train a bottleneck adapter or a fusion of trained adapters; in fine-tuning also the "
         "head.",
-        {
-            **{name: AdapterOptions(**vars(config)) for name, config in ADAPTER_CONFIGS.items()},
-            "fusion": FusionOptions,
-        },
+        {**{name: AdapterOptions(**vars(config)) for name, config in ADAPTER_CONFIGS.items()}, "fusion": FusionOptions},
         conflicts=("freeze", "anchor", "train_only"),
     )
 

@@ -46,12 +46,7 @@ from hf_ctxmodels.downstream.tasks.base import Collator
 from hf_ctxmodels.downstream.tasks.languages import set_language
 from hf_ctxmodels.layers.common import layer_shares
 from hf_ctxmodels.registry import get_family
-from hf_ctxmodels.tokenizers.base import (
-    CtxTokenizer,
-    check_max_length,
-    check_tokenizer_matches_model,
-    tokenizer_digest,
-)
+from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_max_length, check_tokenizer_matches_model, tokenizer_digest
 from hf_ctxmodels.training.accelerator import make_accelerator, restore_determinism
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import check_run_directory

@@ -18,13 +18,7 @@ from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.console import format_next_commands, print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, ParsedChoices, flag, select_fields
-from hf_ctxmodels.data import (
-    ReweightedMixture,
-    ShuffledMixture,
-    UnlabeledCollator,
-    UnlabeledMixture,
-    mark_unlabeled,
-)
+from hf_ctxmodels.data import ReweightedMixture, ShuffledMixture, UnlabeledCollator, UnlabeledMixture, mark_unlabeled
 from hf_ctxmodels.data.files import describe_content
 from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_CONFIGS, BottleneckConfig
 from hf_ctxmodels.downstream.adapters.management import add_adapter, freeze_all_but
@@ -315,9 +309,7 @@ def finetune_tasks(
         accelerator,
         tokenizer=tokenizer,
         evaluate=SeveralTasksEvaluation(
-            evaluations,
-            {name: run.main_metric for name, run in runs.items()},
-            [] if best is None else [best],
+            evaluations, {name: run.main_metric for name, run in runs.items()}, [] if best is None else [best]
         ),
         identity={
             "tasks": [run.identity for run in runs.values()],

@@ -135,11 +135,7 @@ class TaggingNetwork(nn.Module):
         return viterbi(emissions, is_word, scores)
 
     def emissions(
-        self,
-        vectors: Tensor,
-        is_word: Tensor,
-        output_vectors: Tensor | None = None,
-        is_predicate: Tensor | None = None,
+        self, vectors: Tensor, is_word: Tensor, output_vectors: Tensor | None = None, is_predicate: Tensor | None = None
     ) -> Tensor:
         """(batch, words, labels) scores of the labels of each word; arguments as in `forward`."""
         if self.predicate_embeddings is not None:

@@ -31,6 +31,8 @@ from hf_ctxmodels.downstream.text2text.metrics import DEFAULT_METRICS, METRICS, 
 from hf_ctxmodels.downstream.text2text.readers import FORMATS, RowRequest, read_rows
 
 Kind = Literal["classification", "number", "text"]
+Files = str | Path | Sequence[str]
+"""A split of a task, a file, or the files of the format `parallel`."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +114,7 @@ class TextTask:
             for entry in read_entries(path, folder, "file of tasks as text", TASK_KEYS, name)
         }
 
-    def read(
-        self, file: str | Path | Sequence[str], *, is_training: bool | None = None, labeled: bool = True
-    ) -> list[TextExample]:
+    def read(self, file: Files, *, is_training: bool | None = None, labeled: bool = True) -> list[TextExample]:
         """The examples of a split or file in file order.
 
         Args:
@@ -131,7 +131,7 @@ class TextTask:
         rows = self.read_rows(file, is_training=is_training, labeled=labeled)
         return [example for row in rows for example in self.make_examples(row, is_training, labeled)]
 
-    def has_labels(self, file: str | Path | Sequence[str]) -> bool:
+    def has_labels(self, file: Files) -> bool:
         """Whether a split or file has targets: not if their fields are missing, or empty or -1 in all rows."""
         files = self._existing_files(file)
         if self.format == "squad":
@@ -149,12 +149,7 @@ class TextTask:
         return any(is_label(value) and set(str(value).split()) != {"_"} for items in values for value in items)
 
     def read_rows(
-        self,
-        file: str | Path | Sequence[str],
-        extra_fields: Sequence[str] = (),
-        *,
-        is_training: bool = False,
-        labeled: bool = True,
+        self, file: Files, extra_fields: Sequence[str] = (), *, is_training: bool = False, labeled: bool = True
     ) -> list[Row]:
         """The rows of a split or file in file order; arguments and errors as for `read`.
 
@@ -177,7 +172,7 @@ class TextTask:
             )
         return selected
 
-    def _existing_files(self, file: str | Path | Sequence[str]) -> tuple[str, ...]:
+    def _existing_files(self, file: Files) -> tuple[str, ...]:
         """The files of a split, or the files themselves; raises CtxError if one does not exist."""
         files = (str(file),) if isinstance(file, str | Path) else tuple(map(str, file))
         files = self.files.get(files[0], files) if len(files) == 1 else files
