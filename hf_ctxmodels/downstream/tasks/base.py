@@ -15,7 +15,7 @@ from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedMo
 from hf_ctxmodels.architectures.word_alignment import split_words
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag, non_default_fields
+from hf_ctxmodels.core.flags import check_range, flag, non_default_fields
 from hf_ctxmodels.core.generation import max_input_length
 from hf_ctxmodels.data.examples import LOOP_COLUMNS
 from hf_ctxmodels.data.files import same_file
@@ -70,6 +70,9 @@ class TaskArguments:
     metrics: str = flag("rouge,bleu,exact_match", "Metrics of the predictions, the main metric first.")
     plain_targets: bool = flag(False, "Train on the unchanged targets, where the family masks them or adds noise.")
     target_options: list[str] = flag((), "Options of the masks or noise on targets, as key=value.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "max_answer_length", "max_target_length", "num_beams", at_least=1)
 
     def column_names(self) -> dict[str, str]:
         """The names of columns by flag, without numbers, which select other columns in a file with another layout."""

@@ -9,7 +9,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedMode
 
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_range, typed_options
+from hf_ctxmodels.core.flags import typed_options
 from hf_ctxmodels.core.generation import (
     LanguagePair,
     check_target_vocabulary,
@@ -96,7 +96,6 @@ class Seq2Seq(Task[SourceTarget]):
         super().__init__(arguments)
         self._metrics = metric_names(arguments.metrics)
         self._references: NormalizedReferences | None = None
-        check_range(arguments, "max_target_length", "num_beams", at_least=1)
 
     def read_file(self, file: str) -> list[SourceTarget]:
         """Read the examples of a file."""

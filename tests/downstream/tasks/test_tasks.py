@@ -309,6 +309,12 @@ TASKS_OF_FLAG = {
 }
 
 
+@pytest.mark.parametrize("name", ["max_answer_length", "max_target_length", "num_beams"])
+def test_number_out_of_range(name):
+    with pytest.raises(CtxError, match=f"{name}=0 is out of range"):
+        TaskArguments(**{name: 0})
+
+
 def test_unused_flags_raise():
     """Flags that are not in TASKS_OF_FLAG belong to seq2seq; default values are accepted."""
     valid_values = {"metrics": "rouge", "target_options": ["key=value"], "max_length": 7}
