@@ -39,7 +39,7 @@ class MaskingCollator(PaddingCollator):
     static: bool = flag(False, "The same mask in every epoch instead of a new one.")
     static_masks: int = flag(
         0,
-        "Masks of an example that take turns in the epochs, as in the data of BERT (10); 0: a new mask in each epoch.",
+        "Number of masks of an example, which alternate over the epochs, as in BERT (10); 0: a new mask in each epoch.",
     )
     pad_to_multiple_of: int | None = flag(None, "Round the width of a batch up to a multiple of this.")
     seed: int = 0

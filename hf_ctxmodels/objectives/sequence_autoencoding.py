@@ -42,8 +42,8 @@ class DataCollatorForSequenceAutoencoding(PaddingCollator):
 class SequenceAutoencoding(DataCollatorForSequenceAutoencoding, Objective):
     """Predict a text from itself: a language model predicts a second copy of the text after it.
 
-    The loss is over the second copy. A text of more than (max_length - 1) / 2 words is split into parts, each with its
-    own end token.
+    The loss is over the second copy. A text of more than (max_length - 1) / 2 words is split into parts, each with
+    an end token.
 
     | document | example | targets |
     |---|---|---|

@@ -128,7 +128,7 @@ class MaskedLMWithStructure(DataCollatorForMaskedLMWithStructure, SentencePairs)
       original token at each of their positions. The share is of all trigrams, which overlap, while the sampled ones do
       not, so about a tenth of the tokens are shuffled.
     - Sentence structure: of two segments, with probability 1/3 each, the second follows the first (0), precedes it (1)
-      or is of another document (2). A text of one sentence has no neighbor, and gets a segment of another document.
+      or is of another document (2). A text of one sentence is paired with a segment of another document.
 
     Examples are made as for next-sentence prediction, see `SentencePairs`. Requires at least two documents, except with
     `sentence_task="order"`, which has the first two classes and no label for a text of one sentence, and "none". The

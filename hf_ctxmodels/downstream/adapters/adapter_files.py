@@ -170,8 +170,7 @@ def check_adapter_directory(directory: Path) -> None:
 def saved_adapter_files(directory: Path) -> list[str]:
     """Files of the adapters and fusions that were saved with a model, relative to its directory.
 
-    Only the files that `load_saved_adapters` reads: other files in the folder of adapters, whatever their names, belong
-    to no adapter.
+    Only the files that `load_saved_adapters` reads; other files in the folder of adapters belong to no adapter.
     """
     folder = directory / ADAPTERS_FOLDER
     if not (folder / STACK_FILE).is_file():

@@ -373,7 +373,10 @@ class CtxTaskNetworkForQuestionAnswering(CtxTaskNetworkHeadModel):
             CtxError: There are no `token_type_ids`.
         """
         if token_type_ids is None:
-            raise CtxError("A question and its context are told apart by token_type_ids.", hint="pass token_type_ids.")
+            raise CtxError(
+                "Question answering needs token_type_ids: 0 in the question and 1 in the context.",
+                hint="pass token_type_ids.",
+            )
         inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
         outputs = self.encode(attention_mask=attention_mask, **inputs, **kwargs)
         vectors = outputs.last_hidden_state

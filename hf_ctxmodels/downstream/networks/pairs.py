@@ -92,7 +92,7 @@ class DecomposableAttentionOptions:
     Attributes:
         hidden_size: Width of the projected vectors and of all feed-forward layers.
         dropout: Dropout rate of the inputs of feed-forward layers.
-        intra_attention: Whether each word is extended by attention to the words of its own text.
+        intra_attention: Whether the words of each text attend to each other first (section 3.4).
     """
 
     hidden_size: int = 200

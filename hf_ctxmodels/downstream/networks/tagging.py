@@ -153,7 +153,7 @@ class TaggingNetwork(nn.Module):
         return self.classifier(states)
 
     def _run_highway(self, states: Tensor, packing: PackedSequences) -> Tensor:
-        """(batch, words, hidden) states of the last layer; the layers drop their own states."""
+        """(batch, words, hidden) states of the last layer; the layers apply dropout themselves."""
         directions = packing.forward_only(), packing.backward_only()
         for depth, layer in enumerate(self.layers):
             direction = directions[depth % 2]

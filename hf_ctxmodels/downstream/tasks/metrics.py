@@ -120,7 +120,7 @@ def proposition_arguments(tags: Sequence[str]) -> set[tuple[str, tuple[tuple[int
     """The arguments of BIO tags: a label, and the first word and the word after the last of each part.
 
     A span `C-X` continues the argument X before it, or is an X if there is none (CoNLL-2005's srl-eval). A reference
-    `R-X` is an argument of its own. The predicate, `V`, is not an argument.
+    `R-X` is a separate argument. The predicate, `V`, is not an argument.
     """
     spans: list[tuple[str, int, int]] = []
     previous = "O"

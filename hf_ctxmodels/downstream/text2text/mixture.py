@@ -114,13 +114,11 @@ class TextTaskRun:
         training, validation: The examples of its files; empty without a file.
         baseline: Metrics of `TextToText.baseline`, the main metric first; after `encode`, if there are validation
             examples.
-        evaluation: Result of the last call of `make_evaluation`.
     """
 
     training_features: list[Feature]
     encoded: Encoded
     baseline: dict[str, float]
-    evaluation: TaskEvaluation
 
     def __init__(self, task: TextToText) -> None:
         self.task = task
@@ -183,8 +181,7 @@ class TextTaskRun:
         """The evaluation on the validation examples; tasks without label strings are always generated."""
         can_rank = all(pair.example.choices for pair in self.validation)
         evaluation_class = RankingEvaluation if prediction == "rank" and can_rank else TaskEvaluation
-        self.evaluation = evaluation_class(self.task, self.validation, self.encoded, collate, batch_size)
-        return self.evaluation
+        return evaluation_class(self.task, self.validation, self.encoded, collate, batch_size)
 
     @property
     def identity(self) -> dict[str, Any]:

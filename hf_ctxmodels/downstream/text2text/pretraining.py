@@ -112,7 +112,7 @@ class TextAndTaskCollator:
     Args:
         objective: Collates the examples of the text.
         collate_tasks: Collates the features of tasks.
-        is_encoder_decoder: Whether the labels have a length of their own.
+        is_encoder_decoder: Whether labels and inputs have different lengths.
     """
 
     objective: Objective

@@ -48,7 +48,7 @@ class TextTask:
             list has several accepted references, and the first is the target.
         files: Files by split, one of `SPLITS`.
         format: A key of `FORMATS`; None for the suffix of the file.
-        labels: Label strings by the values of the target field, which may have fields of their own; or a field with the
+        labels: Label strings by the values of the target field, which may contain fields; or a field with the
             list of an example's choices, whose index (from 0) or text is the value of the target field.
         choices: A field with a list of texts from which the target is chosen if outputs are ranked.
         round: The step of numbers, 0.2 for STS-B.

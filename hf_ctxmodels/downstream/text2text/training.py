@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from hf_ctxmodels.downstream.finetuning.finetuning_run import (
     prepare_for_tasks,
     require_full_weights,
 )
-from hf_ctxmodels.downstream.finetuning.task_evaluation import BestModel, mean_score
+from hf_ctxmodels.downstream.finetuning.task_evaluation import BestModel, TaskEvaluation, mean_score
 from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
@@ -90,7 +91,7 @@ def finetune_text2text(
     """Fine-tune an encoder-decoder or a decoder on a mixture of tasks, evaluate and save it, and print a score table.
 
     A batch has examples of several tasks, each sampled by the mixing rates; every example of a task is used once before
-    one is repeated. The loss is the mean over the step's target tokens, whatever their task.
+    one is repeated. The loss is the mean over the step's target tokens of all tasks.
 
     Raises:
         CtxError: Files, model, tokenizer and flags do not match each other.
@@ -161,22 +162,23 @@ def finetune_text2text(
         replace(evaluate, best_models=())(model.eval(), accelerator)  # a resumed run that was already finished
     if is_main:
         if predictions_file is not None:
-            _save_predictions(mixture, predictions_file)
-        _report(mixture, result, best_models, compared_runs, summarize_rates(sizes, rates))
+            _save_predictions(mixture, evaluate.evaluations, predictions_file)
+        _report(mixture, evaluate.evaluations, result, best_models, compared_runs, summarize_rates(sizes, rates))
 
 
-def _save_predictions(mixture: TaskMixture, file: str) -> None:
+def _save_predictions(mixture: TaskMixture, evaluations: Mapping[str, TaskEvaluation], file: str) -> None:
     """Write a JSON object for each validation example of each task."""
     lines = [
         json.dumps({"task": name, **run.task.record(*example)}, ensure_ascii=False)
         for name, run in mixture.evaluated.items()
-        for example in zip(run.validation, run.evaluation.predictions, strict=True)
+        for example in zip(run.validation, evaluations[name].predictions, strict=True)
     ]
     write_text_file(file, "\n".join(lines) + "\n")
 
 
 def _report(
     mixture: TaskMixture,
+    evaluations: Mapping[str, TaskEvaluation],
     result: TrainingResult,
     best_models: list[BestTaskModel],
     compared_runs: list[ComparedRun],
@@ -193,7 +195,7 @@ def _report(
         dataset=", ".join(run.train_file for run in trained.values()),
         max_length=next(iter(trained.values())).task.arguments.max_length,
         rates=mixing_rates,
-        warnings=[f"{name}: {text}" for name, run in runs.items() for text in run.evaluation.warnings({}, {})],
+        warnings=[f"{name}: {text}" for name in runs for text in evaluations[name].warnings({}, {})],
     )
     output = Path(result.arguments.output_dir)
     summary.save(output)

@@ -281,7 +281,7 @@ def test_answer_span_loss(sources: dict[str, str], no_answer: bool) -> None:
             losses.append(-scores.log_softmax(0)[spans.index(target)])
     assert len(losses) == 1 + no_answer
     torch.testing.assert_close(output.loss, torch.stack(losses).mean())
-    with pytest.raises(CtxError, match="told apart by token_type_ids"):
+    with pytest.raises(CtxError, match="needs token_type_ids"):
         model(batch["input_ids"])
 
 
