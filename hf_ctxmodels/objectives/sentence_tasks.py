@@ -16,7 +16,7 @@ from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, pad_targets
 from hf_ctxmodels.data.training_set import ExampleSampling
 from hf_ctxmodels.objectives.base import BaselineOptions, Objective, batch_statistics, target_rates
-from hf_ctxmodels.objectives.tokenized_documents import document_batches
+from hf_ctxmodels.objectives.tokenized_documents import document_batches, untagged_translation
 
 SKIP_THOUGHT, RELATIONS = "skip-thought", "relations"
 NEXT, PREVIOUS = "next", "previous"
@@ -157,11 +157,7 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
         for text, translation in documents:
             tag, _, target = translation.partition(" ")
             if tag not in tags:
-                expected = ", ".join(tags) or "the tokenizer's tags, of which there is none"
-                raise CtxError(
-                    f"A translation does not begin with one of {expected}: {translation[:60]!r}.",
-                    hint="set the tag of each file of translations, as for the tokenizer: --language_tags '<de>' ...",
-                )
+                raise untagged_translation(translation, tags)
             if tag in self.task_names:
                 translations.append((tag, text, target))
         sources = self._encode([text for _, text, _ in translations])

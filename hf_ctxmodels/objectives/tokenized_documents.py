@@ -1,6 +1,6 @@
 """Documents as arrays of token ids, their division into sequences, and special tokens."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
@@ -171,6 +171,15 @@ def require_translation(document: list[str]) -> TranslatedText:
             "use an objective for text without translations.",
         )
     return document
+
+
+def untagged_translation(translation: str, tags: Sequence[str]) -> CtxError:
+    """The error for a translation that begins with none of the tokenizer's language tags."""
+    expected = ", ".join(tags) or "the tokenizer's tags, of which there is none"
+    return CtxError(
+        f"A translation does not begin with one of {expected}: {translation[:60]!r}.",
+        hint="set the tag of each file of translations, as for the tokenizer: --language_tags '<de>' ...",
+    )
 
 
 def sequence_bounds(document: TokenizedDocument, max_tokens: int) -> Iterator[tuple[int, int]]:

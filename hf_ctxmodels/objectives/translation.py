@@ -14,7 +14,7 @@ from hf_ctxmodels.core.generation import check_target_vocabulary, target_vocabul
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, RowPadder, SourceTargetCollator
 from hf_ctxmodels.objectives.base import BaselineOptions, Objective, batch_statistics, target_rates
-from hf_ctxmodels.objectives.tokenized_documents import translation_batches
+from hf_ctxmodels.objectives.tokenized_documents import translation_batches, untagged_translation
 
 
 @dataclass
@@ -119,11 +119,7 @@ class TranslationToLanguages(Translation):
     def example(self, ids: list[int], labels: list[int]) -> Example:
         """The example with the id of the language, and without its tag; raises CtxError if there is no tag."""
         if labels[0] not in self._language_ids:
-            raise CtxError(
-                f"A translation does not begin with one of {', '.join(self.tokenizer.languages)}: "
-                f"{self.tokenizer.decode(labels)[:60]!r}.",
-                hint="set the tag of each file of translations, as for the tokenizer: --language_tags '<de>' ...",
-            )
+            raise untagged_translation(self.tokenizer.decode(labels), self.tokenizer.languages)
         return super().example(ids, labels[1:]) | {"target_language": self._language_ids[labels[0]]}
 
 
