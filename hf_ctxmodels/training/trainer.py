@@ -45,8 +45,13 @@ class CtxTrainer(Trainer):
         self._counted_targets = () if is_exact or self.args.n_gpu > 1 else targets
         if self._counted_targets:
             self.model_accepts_loss_kwargs = True
-        has_other_loss = loss_function is not None or bool(targets and not is_exact)
-        if self.args.label_smoothing_factor and (has_other_loss or getattr(self.model, "is_backward", False)):
+        has_other_loss = (
+            loss_function is not None
+            or bool(targets and not is_exact)
+            or not getattr(self.model, "supports_label_smoothing", True)
+            or getattr(self.model, "is_backward", False)
+        )
+        if self.args.label_smoothing_factor and has_other_loss:
             loss_name = type(loss_function or self.model).__name__
             raise CtxError(
                 f"With label_smoothing_factor={self.args.label_smoothing_factor}, Trainer replaces the loss by the "

@@ -108,6 +108,7 @@ class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
 
     reference_architecture = "ElectraForPreTraining"
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    supports_label_smoothing = False
 
     def build_head(self, config: CtxElectraConfig) -> None:
         """Create the detection head."""

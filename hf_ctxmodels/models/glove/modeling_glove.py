@@ -61,6 +61,7 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    supports_label_smoothing = False
 
     def build_head(self, config: CtxGloveConfig) -> None:
         """Create the biases of words and contexts."""

@@ -59,6 +59,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    supports_label_smoothing = False
 
     def build_head(self, config: CtxWord2VecConfig) -> None:
         """Create the output vectors of the words, or, with hierarchical softmax, of the inner nodes of the tree."""

@@ -117,6 +117,7 @@ def test_trainer_rejects_smoothing_of_other_losses(tmp_path):
     arguments = trainer_arguments(tmp_path, label_smoothing_factor=SMOOTHING)
     heads = ("AutoModelForPreTraining", "AutoModelForQuestionAnswering")
     models = [Case(FAMILIES["bert"], head).model() for head in heads]
+    models += [Case(FAMILIES[name], "AutoModelForPreTraining").model() for name in ("word2vec", "glove")]
     models += [Case(FAMILIES["ulmfit"], "AutoModelForCausalLM").model(backward=True)]
     loss_function = TaskLoss(cove_model(), ["labels"], SMOOTHING)
     for model, loss in [*((model, None) for model in models), (cove_model(), loss_function)]:
