@@ -20,8 +20,10 @@ class CtxTrainer(Trainer):
     terms, or with other targets (`accepts_loss_kwargs = False`), average the means of the micro-batches there. This
     class passes these heads the number of targets of each term in the whole step, as the training loop does.
 
-    Batches may lack some of a head's targets: evaluation needs `labels` alone. Under `torch.nn.DataParallel`, and for
-    models of other packages, this class behaves like Trainer.
+    Batches may lack some of a head's targets: evaluation needs `labels` alone. `include_num_input_tokens_seen` counts
+    words, and not characters, for models whose `input_ids` are (batch, length, characters).
+
+    Under `torch.nn.DataParallel`, and for models of other packages, this class behaves like Trainer.
 
     Args:
         loss_function: The training loss, for example `finetuning.TaskLoss` with label smoothing; by default the loss of
@@ -80,6 +82,12 @@ class CtxTrainer(Trainer):
             return super().prediction_step(model, inputs, *args, **kwargs)
         finally:
             self.label_names = names
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        """Count the tokens of a batch, see Trainer; words, if their ids are characters."""
+        if getattr(self.model, "token_id_axes", ()) and "input_ids" in inputs:
+            inputs = {**inputs, "input_ids": inputs["input_ids"][..., 0]}
+        super()._track_num_input_tokens(inputs)
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Any:
         """Target -> its number over the micro-batches, and over the processes if Trainer averages over devices."""

@@ -295,6 +295,20 @@ def test_label_smoothing_of_causal_models(case: Case, tmp_path) -> None:
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["bert", "elmo"])
+def test_number_of_input_tokens(family: str, tmp_path) -> None:
+    """A word of ELMo is a token with several ids, its characters."""
+    case = next(case for case in HEADS if str(case) == f"{family}-AutoModelForTokenClassification")
+    batch, counts = make_batch(case, (9, 4, 6, 9)), {}
+    rows = unbatch(batch | make_targets(case, batch))
+    for counting in ("all", "non_padding"):
+        arguments = {"max_steps": 1, "per_device_train_batch_size": 4, "include_num_input_tokens_seen": counting}
+        trainer = CtxTrainer(case.model(), trainer_arguments(tmp_path, **arguments), train_dataset=rows)
+        trainer.train()
+        counts[counting] = trainer.state.num_input_tokens_seen
+    assert counts == {"all": 4 * 9, "non_padding": 9 + 4 + 6 + 9}
+
+
 PACKED_HEADS = (
     *("bert-AutoModelForMaskedLM", "gpt2-AutoModelForCausalLM", "t5-AutoModelForSeq2SeqLM"),
     *("xlnet-AutoModelForCausalLM", "unilm-AutoModelForSeq2SeqLM"),
