@@ -31,6 +31,7 @@ from hf_ctxmodels.data.files import (
     DataFile,
     compression_suffix,
     file_name,
+    file_suffix,
     is_directory,
     is_pattern,
     local_files,
@@ -69,9 +70,10 @@ class DataArguments:
 
     dataset: list[str] = field(
         metadata={
-            "help": "One or more of: `demo`, a .txt, .jsonl or .parquet file (plain, .gz or .zst), other text as .gz "
-            "or .zst, a quoted pattern of such files, a directory, the URL of any of these (s3://, gs://, hf://, "
-            "https://, ...), a Hub id, or FILE=FIRST,SECOND,LABEL (a table of labeled pairs and its columns)."
+            "help": "One or more of: `demo`, a .txt, .jsonl or .parquet file (plain, .gz or .zst), text with the "
+            "suffix of a language (.en), other text as .gz or .zst, a quoted pattern of such files, a directory, the "
+            "URL of any of these (s3://, gs://, hf://, https://, ...), a Hub id, or FILE=FIRST,SECOND,LABEL (a table "
+            "of labeled pairs and its columns)."
         }
     )
     dataset_config: str | None = flag(None, "Configuration of a Hub dataset.")
@@ -222,8 +224,8 @@ def _open(
             )
         file = require_file(path)
         return file_name(path), [(partial(_labeled_pairs, path, pair_columns), file.size)]
-    has_files = is_pattern(path) or document_suffix(path) in FILE_SUFFIXES or os.path.isfile(path)
-    if has_files and (is_pattern(path) or not is_directory(path)):
+    is_file_name = bool(compression_suffix(path)) or file_suffix(path) in FILE_SUFFIXES  # else it may be a Hub id
+    if is_pattern(path) or ((is_file_name or is_url(path) or os.path.isfile(path)) and not is_directory(path)):
         name, files = _match_documents(dataset, FILE_SUFFIXES, "use such a file, a directory, a Hub id, or `demo`")
         return name, _document_readers(name, files, columns, separator)
     if is_directory(path):
@@ -231,9 +233,6 @@ def _open(
         name = file_name(path.rstrip("/"))
         if files:
             return name, _document_readers(name, files, columns, separator, is_directory=True)
-    elif is_url(path):
-        require_file(path)
-        raise _suffix_error(path, FILE_SUFFIXES, "use such a file or a directory")
     return dataset, _hub_readers(dataset, split, columns, config_name, streaming)
 
 
@@ -382,22 +381,16 @@ def _directory_files(directory: str, split: str, config_name: str | None) -> lis
 def _match_documents(dataset: str, suffixes: Sequence[str], hint: str) -> tuple[str, list[DataFile]]:
     """The name of a file or pattern, and its files; raises CtxError if one is missing or has another suffix."""
     path = local_path(dataset)
-    if not is_pattern(path) and document_suffix(path) not in suffixes:
-        raise _suffix_error(path, suffixes, hint)
     files = match_files(path)
     for file in files:
         if document_suffix(file.path) not in suffixes:
-            raise _suffix_error(file.path, suffixes, hint)
+            raise CtxError(
+                f"Cannot read text from a file with the suffix {document_suffix(file.path)!r}; expected "
+                f"{', '.join(suffixes)}, plain or with .gz or .zst.",
+                location=file.path,
+                hint=f"{hint}.",
+            )
     return dataset if is_pattern(path) else file_name(path), files
-
-
-def _suffix_error(path: str, suffixes: Sequence[str], hint: str) -> CtxError:
-    return CtxError(
-        f"Cannot read text from a file with the suffix {document_suffix(path)!r}; expected "
-        f"{', '.join(suffixes)}, plain or with .gz or .zst.",
-        location=path,
-        hint=f"{hint}.",
-    )
 
 
 def _labeled_pairs(path: str, columns: Sequence[str]) -> Iterator[list[str]]:

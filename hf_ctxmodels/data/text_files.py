@@ -8,6 +8,7 @@ Documents belong to the range in which they begin: all ranges of a file together
 """
 
 import io
+import locale
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 FILE_SUFFIXES = (".txt", ".jsonl", ".parquet")
+_LANGUAGES = {name.partition("_")[0] for name in locale.windows_locale.values()}
 _SAMPLE_SIZE = 1 << 20  # characters of the first file that `guess_separator` reads
 _SMALL_FILE = 1 << 16  # bytes
 _BLOCK_SIZE = 1 << 20
@@ -77,9 +79,10 @@ class TextColumns(NamedTuple):
 
 
 def document_suffix(path: str | Path) -> str:
-    """`file_suffix`, or ".txt" for a compressed file without the suffix of a known format, such as `news.en.gz`."""
+    """`file_suffix`, or ".txt" for a file with the code of a language, such as `news.en`, and for a compressed file
+    without the suffix of a known format."""
     suffix = file_suffix(path)
-    is_text = compression_suffix(path) and suffix not in DATA_SUFFIXES
+    is_text = suffix not in DATA_SUFFIXES if compression_suffix(path) else suffix.removeprefix(".") in _LANGUAGES
     return ".txt" if is_text else suffix
 
 

@@ -92,6 +92,16 @@ def test_document_separator(tmp_path, capsys, monkeypatch):
         load_documents(write(tmp_path, "table.tsv.gz", b"a\tb\n"))
 
 
+def test_suffixes_of_languages(tmp_path):
+    for language in ("en", "de"):
+        path = write(tmp_path, f"corpus.de-en.{language}", "\n".join(SENTENCES).encode())
+        assert list(load_documents(path)) == [[sentence] for sentence in SENTENCES]
+    for pattern in ("", "*.??"):
+        assert len(list(load_documents(str(tmp_path / pattern), document_separator="line"))) == 80
+    with pytest.raises(CtxError, match="The dataset cannot be opened"):  # no such file, thus a Hub id
+        load_documents("user/corpus.en")
+
+
 def test_directory_of_text_files(tmp_path, capsys):
     """Small files are documents, large files are read as single files; names select splits as in `datasets`."""
     (tmp_path / "plain").mkdir()
