@@ -103,6 +103,11 @@ def require_labels(rows: Sequence[Row], column: str) -> None:
         )
 
 
+def are_column_numbers(columns: Iterable[str]) -> bool:
+    """Whether columns are selected by their numbers (1 is the first, -1 the last), not by names: all are numbers."""
+    return all(column.strip().removeprefix("-").isdecimal() for column in columns)
+
+
 def has_columns(file: str | Path, columns: Sequence[str]) -> bool:
     """Whether a file has all these columns: in the header of a table, in the first line of JSON lines, or as columns of
     CoNLL-U."""
@@ -159,7 +164,7 @@ def _read_delimited(file: str | Path, columns: Sequence[str], delimiter: str) ->
             continue
         if not indices:
             width = len(cells)
-            is_numbered = all(column.isdecimal() for column in columns)
+            is_numbered = are_column_numbers(columns)
             names = [str(number + 1) for number in range(width)] if is_numbered else cells
             _check_delimiter(names, columns, file)
             indices = {column: _column_index(column, names, file) for column in columns}

@@ -84,7 +84,8 @@ def test_printed_prediction_command_selects_the_columns_of_training():
     columns = ["--text_columns", "3", "--label_column", "-1", "--choice_columns", "4,5", "--target_language", "<de>"]
     command = prediction_command("runs/x", task_arguments)
     assert command == ["predict", "--model", "runs/x", "--input", "FILE", *columns]  # both_orders is saved
-    for saved in (TaskArguments(), TaskArguments("context, end", "answer", "a,b")):
+    # a number among names is a name, as in a table
+    for saved in (TaskArguments(), TaskArguments("context, end", "answer", "a,b"), TaskArguments("1,context")):
         assert prediction_command("runs/x", saved) == command[:5]
 
 

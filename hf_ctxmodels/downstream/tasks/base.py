@@ -20,7 +20,7 @@ from hf_ctxmodels.core.generation import max_input_length
 from hf_ctxmodels.data.examples import LOOP_COLUMNS
 from hf_ctxmodels.data.files import same_file
 from hf_ctxmodels.data.padding import RowPadder
-from hf_ctxmodels.data.table_files import Row, has_columns, has_labels, read_texts
+from hf_ctxmodels.data.table_files import Row, are_column_numbers, has_columns, has_labels, read_texts
 
 Feature = dict[str, Any]
 Collator = Callable[[list[Feature]], dict[str, Any]]
@@ -77,11 +77,7 @@ class TaskArguments:
     def column_names(self) -> dict[str, str]:
         """The names of columns by flag, without numbers, which select other columns in a file with another layout."""
         values = {name: getattr(self, name) for name in COLUMN_FLAGS}
-        return {
-            name: value
-            for name, value in values.items()
-            if value and not any(column.strip(" -").isdecimal() for column in value.split(","))
-        }
+        return {name: value for name, value in values.items() if value and not are_column_numbers(value.split(","))}
 
 
 def default_max_length(config: PreTrainedConfig) -> int:
