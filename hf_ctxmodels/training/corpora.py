@@ -222,15 +222,13 @@ def make_preparation(
     check_sampling(objective.sampling, arguments.sampling_alpha)
     fraction = arguments.validation_fraction
     training_documents = documents.split(fraction)[0] if fraction else documents
-    if not objective.has_heldout_loss:  # held-out documents have no examples
-        documents, fraction = training_documents, 0.0
-    if arguments.sampling_alpha is None:
-        parts = text_parts(documents, objective)
-    else:
-        sources = split_sources(training_documents)  # a split numbers the documents of each source
-        if objective.has_heldout_loss:
-            sources = [source.unsplit() for source in sources]
-        parts = [part for number, source in enumerate(sources) for part in text_parts(source, objective, number)]
+    # a split numbers the documents of each source
+    sources = [training_documents] if arguments.sampling_alpha is None else split_sources(training_documents)
+    if objective.has_heldout_loss:  # the preparation splits the documents
+        sources = [source.unsplit() for source in sources]
+    else:  # held-out documents have no examples
+        fraction = 0.0
+    parts = [part for number, source in enumerate(sources) for part in text_parts(source, objective, number)]
     identity = corpus_identity(arguments, objective, len(parts))
     return Preparation(parts, objective, objective.tokenizer, fraction, directory, identity, arguments.family)
 

@@ -238,18 +238,23 @@ def test_positions_of_small_permutations_are_uniform() -> None:
     assert ((counts - 200) ** 2 / 200).sum() < 50
 
 
-def test_sources_share_one_held_out_split(tokenizer, documents, tmp_path) -> None:
+def test_sources_share_one_held_out_split(tokenizer, documents, tmp_path, monkeypatch) -> None:
     """Two small files form one part and share its document numbers."""
     files = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
     for file, half in zip(files, (documents[:20], documents[20:])):
         Path(file).write_text("\n\n".join("\n".join(document) for document in half), encoding="utf-8")
     corpus = load_documents(*files)
     arguments = CorpusArguments(dataset=files, sampling_alpha=0.5, validation_fraction=0.2, max_length=32)
-    preparation = make_preparation(corpus, arguments, MaskedLM(tokenizer, max_length=32), tmp_path)
+    objective = MaskedLM(tokenizer, max_length=32)
+    preparation = make_preparation(corpus, arguments, objective, tmp_path)
     assert [part.source for part in preparation.parts] == [0, 1]
     for split, expected in enumerate(corpus.split(0.2)):
         parts = [part.documents.split(0.2)[split] for part in preparation.parts]
         assert [document for part in parts for document in part] == list(expected)
+    monkeypatch.setattr(MaskedLM, "has_heldout_loss", False)  # then held-out documents are left out
+    preparation = make_preparation(corpus, arguments, objective, tmp_path)
+    assert preparation.validation_fraction == 0
+    assert [document for part in preparation.parts for document in part.documents] == list(corpus.split(0.2)[0])
 
 
 def test_part_with_a_single_document(tmp_path: Path, small_parts) -> None:
