@@ -20,7 +20,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, to_device
 from hf_ctxmodels.core.inputs import check_ids, reject_unused_tensors, sequence_starts
 from hf_ctxmodels.heads.base import HeadModel
-from hf_ctxmodels.layers.attention.layouts import build_layout, embed_before_packing
+from hf_ctxmodels.layers.attention.layouts import build_layout, pack_tokens
 from hf_ctxmodels.layers.attention.masks import MaskSpec
 from hf_ctxmodels.layers.pooling import build_token_mask
 from hf_ctxmodels.layers.transformer import StackOutput, run_stack
@@ -213,8 +213,8 @@ def encode_columns(
     positions = columns.positions.clamp(max=limit - 1)  # columns without a valid position are embedded, too
     packed = (to_device(layout.pack(tensor), device) for tensor in (positions, columns.segments, columns.ranges))
     packed_positions, segments, ranges = packed
-    embedded = embed_before_packing(embedded, encoder.get_input_embeddings())
-    states = encoder.embeddings(layout.pack(embedded), packed_positions, segments)
+    tokens = pack_tokens(layout, embedded, encoder.get_input_embeddings())
+    states = encoder.embeddings(tokens, packed_positions, segments)
     mask = MaskSpec(ranges=ranges)
     output_mask = None if output_mask is None else to_device(output_mask, device)
     return run_stack(

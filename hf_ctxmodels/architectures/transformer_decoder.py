@@ -38,7 +38,7 @@ from hf_ctxmodels.layers.attention.layouts import (
     Layout,
     build_layout,
     build_memory_layout,
-    embed_before_packing,
+    pack_tokens,
     prefix_lengths,
 )
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
@@ -198,10 +198,10 @@ class LayerStack(nn.Module):
                 specs = {mask: replace(mask, prefix_lengths=prefixes) for mask in masks}  # layers share prepared masks
                 masks = [specs[mask] for mask in masks]
         packed_ids = {name: layout.pack(tensor) for name, tensor in embedding_ids.items()}
-        tokens = embed_before_packing(tokens, word_embeddings)
         return run_stack(
             self.layers_for(packed_ids),
-            self._embed_packed(layout.pack(tokens), word_embeddings, packed_ids),  # no reference: it can be freed
+            # no reference to the embeddings: they can be freed
+            self._embed_packed(pack_tokens(layout, tokens, word_embeddings), word_embeddings, packed_ids),
             layout,
             masks,
             memory=None if source is None else build_memory(source, layout, cache),

@@ -19,7 +19,7 @@ from hf_ctxmodels.architectures.transformer_decoder import (
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, cumulative_token_counts, mask_of_inputs
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.attention.layouts import Layout, build_layout, embed_before_packing
+from hf_ctxmodels.layers.attention.layouts import Layout, build_layout, pack_tokens
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.transformer import (
@@ -180,7 +180,7 @@ class TransformerEncoder(CtxPreTrainedModel):
             **kwargs | output_flags,
         )
         hidden_states = self.embeddings(
-            layout.pack(embed_before_packing(tokens, self.get_input_embeddings())),
+            pack_tokens(layout, tokens, self.get_input_embeddings()),
             layout.pack(position_ids.expand(tokens.shape[:2])),
             None if token_type_ids is None else layout.pack(token_type_ids),
             **{name: layout.pack(ids) for name, ids in extra_ids.items() if ids is not None},

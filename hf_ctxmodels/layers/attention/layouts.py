@@ -450,13 +450,13 @@ def build_layout(
     return layout if past_key_values is None else _extend_by_cache(layout, past_key_values, inputs.device)
 
 
-def embed_before_packing(tokens: Tensor, word_embeddings: nn.Module) -> Tensor:
-    """Embed (batch, length) ids for Trainer's `neftune_noise_alpha`, whose noise depends on the padded length.
+def pack_tokens(layout: Layout, tokens: Tensor, word_embeddings: nn.Module) -> Tensor:
+    """`Layout.pack` of (batch, length) ids or (batch, length, hidden) embeddings.
 
-    Without this option, and for embeddings, `tokens` are returned unchanged: ids are embedded after `Layout.pack`.
+    Ids are embedded afterwards, except for Trainer's `neftune_noise_alpha`, whose noise depends on the padded length.
     """
     has_noise = word_embeddings.training and hasattr(word_embeddings, "neftune_noise_alpha")
-    return word_embeddings(tokens) if has_noise and not tokens.is_floating_point() else tokens
+    return layout.pack(word_embeddings(tokens) if has_noise and not tokens.is_floating_point() else tokens)
 
 
 def build_memory_layout(

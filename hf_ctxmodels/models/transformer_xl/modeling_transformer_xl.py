@@ -18,7 +18,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import on_host, select_true
 from hf_ctxmodels.core.inputs import check_tensors, reject_unused_tensors
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.attention.layouts import embed_before_packing
+from hf_ctxmodels.layers.attention.layouts import pack_tokens
 from hf_ctxmodels.layers.common import HookPoint
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.pooling import build_token_mask, pool_tokens
@@ -143,7 +143,7 @@ class CtxTransformerXLModel(SegmentRecurrence, CtxTransformerXLPreTrainedModel):
 
     def embed(self, inputs: EncoderInputs, streams: StreamLayout) -> Tensor:
         """The embeddings of the tokens, in the layout of `streams`."""
-        tokens = streams.layout.pack(embed_before_packing(inputs.tokens, self.word_embeddings))
+        tokens = pack_tokens(streams.layout, inputs.tokens, self.word_embeddings)
         return self.dropout(tokens if tokens.is_floating_point() else self.word_embeddings(tokens))
 
 

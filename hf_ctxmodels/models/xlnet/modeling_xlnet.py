@@ -33,7 +33,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import select_true
 from hf_ctxmodels.core.inputs import reject_unused_tensors
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.attention.layouts import embed_before_packing
+from hf_ctxmodels.layers.attention.layouts import pack_tokens
 from hf_ctxmodels.layers.common import HookPoint
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import linear, prepack_linear_layers, prepacked_weights
@@ -275,7 +275,7 @@ class CtxXLNetModel(SegmentRecurrence, CtxXLNetPreTrainedModel):
 
     def embed(self, inputs: EncoderInputs, streams: StreamLayout) -> Tensor:
         """(..., hidden) word embeddings, followed by the mask embeddings of the query stream, if any."""
-        tokens = streams.layout.pack(embed_before_packing(inputs.tokens, self.word_embeddings))
+        tokens = pack_tokens(streams.layout, inputs.tokens, self.word_embeddings)
         content = tokens if tokens.is_floating_point() else self.word_embeddings(tokens)
         if inputs.target_positions is not None:
             queries = self.mask_embedding.expand(*inputs.target_positions.shape, -1)
