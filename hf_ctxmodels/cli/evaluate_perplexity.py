@@ -26,7 +26,12 @@ from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.text_files import Separator
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.tasks.metrics import range_note
-from hf_ctxmodels.evaluation.perplexity import Perplexity, measure_perplexity, measure_perplexity_with_memory
+from hf_ctxmodels.evaluation.perplexity import (
+    Perplexity,
+    RunningText,
+    measure_perplexity,
+    measure_perplexity_with_memory,
+)
 
 _NAME = "perplexity"
 
@@ -100,9 +105,8 @@ def main() -> None:
     documents = load_documents(*arguments.dataset, split=arguments.split, skip_empty=True, document_separator=separator)
     if arguments.validation_fraction is not None:
         documents = documents.split(arguments.validation_fraction)[1]
-    lengths: list[int | None] = [*arguments.memory_length] or [None]
-    results = {length: measure(model, tokenizer, documents, arguments, length) for length in lengths}
-    if len(lengths) > 1:
+    results = measure(model, tokenizer, documents, arguments)
+    if len(results) > 1:
         result = memory_result(results, arguments)
         print(result.tables[0].markdown())
         if arguments.output_dir is not None:
@@ -118,23 +122,25 @@ def measure(
     tokenizer: PreTrainedTokenizerBase,
     documents: Documents,
     arguments: PerplexityArguments,
-    memory_length: int | None,
-) -> Perplexity:
-    """Perplexity of documents, with a memory of `memory_length` states, or in windows if it is None."""
+) -> dict[int | None, Perplexity]:
+    """Perplexity of documents by length of the memory, or in windows, for the key None."""
     texts = map(" ".join, documents)  # as in causal language modeling
-    if memory_length is None:
+    if not arguments.memory_length:
         windows = {name: getattr(arguments, name) for name in ("max_length", "stride", "batch_size")}
-        return measure_perplexity(model, tokenizer, texts, **windows)
-    return measure_perplexity_with_memory(
-        model,
-        tokenizer,
-        texts,
-        memory_length=memory_length,
-        segment_length=arguments.max_length or 64,
-        batch_size=arguments.batch_size,
-        clamp_len=arguments.clamp_len,
-        same_length=arguments.same_length,
-    )
+        return {None: measure_perplexity(model, tokenizer, texts, **windows)}
+    text = RunningText.tokenize(tokenizer, texts)
+    return {
+        length: measure_perplexity_with_memory(
+            model,
+            text,
+            memory_length=length,
+            segment_length=arguments.max_length or 64,
+            batch_size=arguments.batch_size,
+            clamp_len=arguments.clamp_len,
+            same_length=arguments.same_length,
+        )
+        for length in arguments.memory_length
+    }
 
 
 def print_perplexity(result: Perplexity) -> None:

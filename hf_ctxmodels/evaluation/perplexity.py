@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -149,10 +150,26 @@ def measure_perplexity(
     return Perplexity(nats, tokens, **counts)
 
 
+@dataclass(frozen=True)
+class RunningText:
+    """The (tokens,) ids of documents as one text, and its `counts`, see `Perplexity`."""
+
+    ids: Tensor
+    counts: dict[str, int]
+
+    @classmethod
+    def tokenize(cls, tokenizer: PreTrainedTokenizerBase, documents: Iterable[str]) -> Self:
+        """Tokenize documents; raises CtxError if they have no text."""
+        counts = dict.fromkeys(_COUNTS, 0)
+        encoded = list(_encoded_documents(tokenizer, documents, counts, True))
+        if not encoded:
+            raise CtxError("The documents have no text to predict.", hint="check the documents.")
+        return cls(torch.cat(encoded), counts)
+
+
 def measure_perplexity_with_memory(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    documents: Iterable[str],
+    text: RunningText,
     *,
     memory_length: int,
     segment_length: int = 64,
@@ -162,11 +179,12 @@ def measure_perplexity_with_memory(
 ) -> Perplexity:
     """Predict the tokens of running text in segments, with a memory of the preceding ones (Dai et al. 2019, section 4).
 
-    The documents are one text, whose first token is not predicted. It is divided into `batch_size` stretches that are
+    The first token of the text is not predicted. The text is divided into `batch_size` stretches that are
     read at the same time; the first segments of a stretch have less memory.
 
     Args:
-        model, tokenizer: A causal language model with a memory (Transformer-XL), and its tokenizer.
+        model: A causal language model with a memory (Transformer-XL).
+        text: The text, tokenized by the tokenizer of the model.
         memory_length: States of the memory, which may exceed the length in training; 0 for none.
         segment_length: Tokens that are read at the same time.
         clamp_len: Distances are clamped to this value, -1 for no limit; None for the value of the configuration. The
@@ -174,7 +192,7 @@ def measure_perplexity_with_memory(
         same_length: Whether a token attends to at most `memory_length` keys; None for the value of the configuration.
 
     Raises:
-        CtxError: The model has no memory, a length is too small, or there is no text.
+        CtxError: The model has no memory, or a length is too small.
     """
     if not isinstance(model, ForCausalLM) or "mems" not in getattr(model, "state_outputs", ()):
         raise CtxError(
@@ -185,13 +203,9 @@ def measure_perplexity_with_memory(
             f"Segments of {segment_length} tokens and a memory of {memory_length} states.",
             hint="use segments of 1 or more, and a memory of 0 or more.",
         )
-    counts = dict.fromkeys(_COUNTS, 0)
-    encoded = list(_encoded_documents(tokenizer, documents, counts, True))
-    text = torch.cat(encoded) if encoded else torch.zeros(0, dtype=torch.long)
-    size = -(-(len(text) - 1) // batch_size)
-    if size < 1:
-        raise CtxError("The documents have no text to predict.", hint="check the documents.")
-    stretches = [text[start : start + size + 1] for start in range(0, len(text) - 1, size)]
+    num_targets = len(text.ids) - 1
+    size = -(-num_targets // batch_size)
+    stretches = [text.ids[start : start + size + 1] for start in range(0, num_targets, size)]
     rows = pad_sequence(stretches, batch_first=True, padding_value=IGNORE_INDEX)
     nats, fields = 0.0, {"mem_len": memory_length, "clamp_len": clamp_len, "same_length": same_length}
     changes = {name: value for name, value in fields.items() if value is not None}
@@ -216,7 +230,7 @@ def measure_perplexity_with_memory(
     finally:
         for name, value in saved_fields.items():
             setattr(model.config, name, value)
-    return Perplexity(nats, len(text) - 1, **counts)
+    return Perplexity(nats, num_targets, **text.counts)
 
 
 def _encoded_documents(

@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from zoo import tiny_config
 
 from hf_ctxmodels import FAMILIES, CtxError, CtxGpt2ForCausalLM
-from hf_ctxmodels.evaluation.perplexity import measure_perplexity_with_memory
+from hf_ctxmodels.evaluation import perplexity
+from hf_ctxmodels.evaluation.perplexity import RunningText, measure_perplexity_with_memory
 from hf_ctxmodels.models.transformer_xl import (
     CtxTransformerXLConfig,
     CtxTransformerXLForCausalLM,
@@ -210,7 +212,7 @@ def test_perplexity_with_memory(memory_length: int, segment_length: int, batch_s
     texts = [" ".join(words[:8]), " ".join(words[8:])]
     model = make_model(**VARIANTS["clusters"], eos_token_id=0)
     result = measure_perplexity_with_memory(
-        model, tokenizer, texts,
+        model, RunningText.tokenize(tokenizer, texts),
         memory_length=memory_length, segment_length=segment_length, batch_size=batch_size,
     )  # fmt: skip
     text = torch.tensor([token for ids in tokenizer(texts)["input_ids"] for token in ids])
@@ -237,12 +239,12 @@ def test_perplexity_with_overridden_distances(fields: dict[str, Any]) -> None:
     trained: dict[str, Any] = {"clamp_len": 6, "same_length": "same_length" in fields and not fields["same_length"]}
     trained |= VARIANTS["clusters"]
     model, overridden = make_model(**trained), make_model(**trained | fields)
-    measure = {"memory_length": 8, "segment_length": 6, "batch_size": 2}
-    original = measure_perplexity_with_memory(model, tokenizer, texts, **measure)
-    result = measure_perplexity_with_memory(model, tokenizer, texts, **measure, **fields)
-    assert result.nats == pytest.approx(measure_perplexity_with_memory(overridden, tokenizer, texts, **measure).nats)
+    text, measure = RunningText.tokenize(tokenizer, texts), {"memory_length": 8, "segment_length": 6, "batch_size": 2}
+    original = measure_perplexity_with_memory(model, text, **measure)
+    result = measure_perplexity_with_memory(model, text, **measure, **fields)
+    assert result.nats == pytest.approx(measure_perplexity_with_memory(overridden, text, **measure).nats)
     assert abs(result.nats - original.nats) > 1e-3
-    assert measure_perplexity_with_memory(model, tokenizer, texts, **measure) == original
+    assert measure_perplexity_with_memory(model, text, **measure) == original
 
 
 def test_perplexity_and_generation_commands(tmp_path: Path) -> None:
@@ -254,7 +256,8 @@ def test_perplexity_and_generation_commands(tmp_path: Path) -> None:
     flags = {"model": model, "dataset": tmp_path / "text.txt", "memory_length": 4, "max_length": 3}
     report = command_output("evaluate perplexity", **flags, clamp_len=2, same_length="false")
     options = {"memory_length": 4, "segment_length": 3, "clamp_len": 2, "same_length": False}
-    expected = measure_perplexity_with_memory(load_model(model), tokenizer, texts, **options)
+    text = RunningText.tokenize(tokenizer, texts)
+    expected = measure_perplexity_with_memory(load_model(model), text, **options)
     assert f"bits {expected.bits_per_character:.4f} per character, {expected.bits_per_byte:.4f} per byte" in report
     assert f"{sum(map(len, texts))} characters, {sum(map(len, texts)) + 1} bytes" in report
     del flags["memory_length"]
@@ -269,19 +272,22 @@ def test_perplexity_and_generation_commands(tmp_path: Path) -> None:
         assert tokenizer.decode(output, skip_special_tokens=True).endswith(line.strip())
 
 
-def test_perplexity_by_memory_length(tmp_path: Path) -> None:
+def test_perplexity_by_memory_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several lengths of the memory are compared in a table and a figure, whose values are those of single runs."""
     texts = ["the cat sat on the mat", "the dog sat on the cat"]
     tokenizer = CtxTransformerXLTokenizer.train(texts * 3, vocab_size=30)
     model = save(tmp_path / "model", make_model(vocab_size=len(tokenizer), cutoffs=[], div_val=1), tokenizer)
     (tmp_path / "text.txt").write_text("\n\n".join(texts))
     flags = {"model": model, "dataset": tmp_path / "text.txt", "max_length": 3, "output_dir": tmp_path / "memory"}
+    monkeypatch.setattr(perplexity, "_encoded_documents", encode := Mock(wraps=perplexity._encoded_documents))
     report = command_output("evaluate perplexity", **flags, memory_length=[4, 0])
+    assert encode.call_count == 1
     result = json.loads((tmp_path / "memory" / "perplexity.json").read_text())["values"]
     assert result["memory_length"] == [0, 4]
+    text = RunningText.tokenize(tokenizer, texts)
     for length, per_token in zip(result["memory_length"], result["perplexity per token"], strict=True):
         options = {"memory_length": length, "segment_length": 3}
-        expected = measure_perplexity_with_memory(load_model(model), tokenizer, texts, **options).per_token
+        expected = measure_perplexity_with_memory(load_model(model), text, **options).per_token
         assert per_token == pytest.approx(expected)
         assert f"{per_token:.4f}" in report
     assert len(set(result["perplexity per token"])) == 2
@@ -297,8 +303,9 @@ def load_model(source: Path) -> CtxTransformerXLForCausalLM:
 
 def test_perplexity_with_memory_requires_memory() -> None:
     model = CtxGpt2ForCausalLM(tiny_config(FAMILIES["gpt2"]))
+    text = RunningText.tokenize(CtxTransformerXLTokenizer.from_words(["a"]), ["a a"])
     with pytest.raises(CtxError, match="has no memory"):
-        measure_perplexity_with_memory(model, CtxTransformerXLTokenizer.from_words(["a"]), ["a"], memory_length=4)
+        measure_perplexity_with_memory(model, text, memory_length=4)
 
 
 @pytest.mark.parametrize(
