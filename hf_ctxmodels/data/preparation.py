@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -92,6 +92,18 @@ def examples_of(parts: Sequence[TextPart], objective: ExampleBuilder) -> Iterato
         for part in parts:
             next(iter(part.documents), None)  # raises
         raise no_examples_error()
+
+
+@contextmanager
+def held_out_errors() -> Iterator[None]:
+    """Name the held-out documents in errors that no document causes, such as one document for an objective of pairs."""
+    try:
+        yield
+    except CtxError as error:
+        if error.location is not None:
+            raise
+        hint = f"raise --validation_fraction, or: {error.hint}"
+        raise CtxError(error.message, location="the held-out documents", hint=hint) from error
 
 
 @dataclass(frozen=True)
@@ -190,14 +202,15 @@ class Preparation:
         files, statistics, columns_of_splits = {}, {}, {}
         for split, documents in splits.items():
             before = Counter(self.objective.statistics)
-            columns, length = build_columns(replace(part, documents=documents).examples(self.objective))
+            with held_out_errors() if split == VALIDATION else nullcontext():
+                columns, length = build_columns(replace(part, documents=documents).examples(self.objective))
+            statistics[split] = dict(self.objective.statistics - before)
             if not length:
                 continue
             file = self.directory / part_name(split, number)
             with replacing(file) as temporary:
                 columns_of_splits = write_examples(temporary, columns, len(self.tokenizer))
                 files[split] = PreparedFile(length, temporary.stat().st_size, file_digest(temporary))
-            statistics[split] = dict(self.objective.statistics - before)
         record = PartRecord(self.digest, part.source, files, columns_of_splits, statistics)
         write_json(self.directory / record_name(number), asdict(record))
         self.folder.upload([*(name for name, _ in record.named_files(number)), record_name(number)])
@@ -245,8 +258,11 @@ class Preparation:
         if not any(TRAIN in record.files for record in complete):
             raise no_examples_error()
         if self.validation_fraction and not any(VALIDATION in record.files for record in complete):
+            has_text = any(record.statistics.get(VALIDATION) for record in complete)
             raise NoDocumentError(
-                "There is no held-out document with text.",
+                "The held-out documents have no examples: no part of the text has two of them."
+                if has_text
+                else "There is no held-out document with text.",
                 location=f"--validation_fraction {self.validation_fraction}",
                 hint="raise the fraction, or use more text.",
             )

@@ -32,7 +32,7 @@ from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.files import describe_content, file_errors, file_info, open_file, split_columns
 from hf_ctxmodels.data.folders import RemoteFolder
-from hf_ctxmodels.data.preparation import Preparation, examples_of, text_parts
+from hf_ctxmodels.data.preparation import Preparation, examples_of, held_out_errors, text_parts
 from hf_ctxmodels.data.prepared import (
     INDEX_FILE,
     TOKENIZER_FOLDER,
@@ -257,13 +257,8 @@ def make_examples(
         if arguments.streaming:
             held_out_documents = _first_documents(held_out_documents, show_progress)
         examples = examples_of(text_parts(held_out_documents, objective), objective)
-        try:
+        with held_out_errors():
             held_out = ExampleSet.build(with_progress(examples, "held-out text", show_progress))
-        except CtxError as error:  # such as one document for an objective of pairs of documents
-            if error.location is not None:
-                raise
-            hint = f"raise --validation_fraction, or: {error.hint}"
-            raise CtxError(error.message, location="the held-out documents", hint=hint) from error
     training_examples = build_training_set(
         documents,
         objective,

@@ -257,7 +257,7 @@ def test_sources_share_one_held_out_split(tokenizer, documents, tmp_path, monkey
     assert [document for part in preparation.parts for document in part.documents] == list(corpus.split(0.2)[0])
 
 
-def test_part_with_a_single_document(tmp_path: Path, small_parts) -> None:
+def test_part_with_a_single_document(tmp_path: Path, small_parts, monkeypatch) -> None:
     """Objectives that need two documents leave it out; a text of a single document raises."""
     documents = [
         [f"Sentence {number} of document {index} has some words." for number in range(6)] for index in range(9)
@@ -276,3 +276,12 @@ def test_part_with_a_single_document(tmp_path: Path, small_parts) -> None:
     assert [count > 0 for count in counts] == [size > 1 for size in sizes]
     with pytest.raises(CtxError, match="only one document"):
         list(text_parts(load_documents(str(tmp_path / "one.txt")), objective)[0].examples(objective))
+    preparation = prepare(objective, text, tmp_path / "out", fraction=0.1)
+    assert [len(list(part.documents.split(0.1)[1])) for part in preparation.parts] == [1, 0, 0]
+    preparation.run()
+    with pytest.raises(CtxError, match="no part of the text has two of them"):
+        preparation.merge()
+    monkeypatch.undo()  # one part
+    text = load_documents(str(tmp_path / "text.txt"))
+    with pytest.raises(CtxError, match=r"only one document(.|\n)*the held-out documents(.|\n)*--valid"):
+        prepare(objective, text, tmp_path / "other", fraction=0.1).run()
