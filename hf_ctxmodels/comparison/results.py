@@ -3,6 +3,8 @@
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
+from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
@@ -10,9 +12,9 @@ from hf_ctxmodels.analysis.figures import DotPlot, Figure, LineChart
 from hf_ctxmodels.analysis.report.page import render_report
 from hf_ctxmodels.analysis.results import AnalysisResult, Table, mean_and_std
 from hf_ctxmodels.comparison.measures import Measure
-from hf_ctxmodels.comparison.plan import Plan
+from hf_ctxmodels.comparison.plan import BUDGETS, Plan
 from hf_ctxmodels.comparison.runner import Comparison, Record
-from hf_ctxmodels.core.output_files import write_text_file
+from hf_ctxmodels.core.output_files import wrap_write_errors, write_text_file
 
 RESULTS_FILE, COSTS_FILE = "results.jsonl", "costs.jsonl"
 TABLE_FILE, REPORT_FILE = "table.md", "report.html"
@@ -39,7 +41,18 @@ def write_results(comparison: Comparison) -> list[AnalysisResult]:
     write_text_file(folder / TABLE_FILE, "\n\n".join(tables) + "\n")
     if results:
         write_text_file(folder / REPORT_FILE, render_report(results, title="Controlled comparison"))
+    _remove_other_results(folder, results)
     return results
+
+
+def _remove_other_results(folder: Path, results: Sequence[AnalysisResult]) -> None:
+    """Remove the results and figures of a previous plan with other budgets or measures."""
+    names = {f"{result.analysis}-{figure.name}" for result in results for figure in result.figures}
+    names |= {result.analysis for result in results}
+    with wrap_write_errors(folder):
+        for file in chain.from_iterable(folder.glob(f"comparison-{budget}*") for budget in BUDGETS):
+            if file.suffix in (".json", ".md", ".svg", ".png") and file.stem not in names:
+                file.unlink(missing_ok=True)  # another process may remove it
 
 
 class Scores:

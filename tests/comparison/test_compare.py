@@ -141,11 +141,17 @@ def test_results_are_rebuilt_from_copied_json_files(folder, finished_dir):
         copy = folder / "copied" / file.relative_to(finished_dir)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, copy)
+    other_results = [folder / "copied" / f"comparison-{name}" for name in ("minutes.json", "words-removed-words.svg")]
+    for file in other_results:  # of a plan with another budget or measure
+        file.write_text("")
     result = run_forked(*flags(folder, "copied"))
     assert result.returncode == 0, result.stderr
     assert "steps of pretraining" not in result.stderr
     for name in ("results.jsonl", "costs.jsonl", "table.md"):
         assert (folder / "copied" / name).read_text() == (finished_dir / name).read_text(), name
+    assert not any(file.exists() for file in other_results)
+    figures = {file.name for file in finished_dir.glob("comparison-*")}
+    assert figures == {file.name for file in (folder / "copied").glob("comparison-*")}
 
 
 def test_measures_equal_evaluation_commands(folder, finished_dir):
