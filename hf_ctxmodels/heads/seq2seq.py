@@ -223,7 +223,8 @@ class RecurrentForConditionalGeneration(Seq2SeqHead):
     configuration has `num_languages` if `has_target_languages`.
 
     Attributes:
-        prediction: Linear layer from the decoder's states to logits.
+        prediction: Linear layer from the decoder's states to logits. `get_output_embeddings` does not return it, since
+            `resize_token_embeddings` would give it the size of the source vocabulary.
         has_target_languages: Whether the decoder is conditioned on the target language.
         required_encoder_outputs: Fields of the encoder's output that the decoder reads.
     """
