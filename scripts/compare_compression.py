@@ -33,7 +33,7 @@ from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.data.files import split_columns
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_saved_model
-from hf_ctxmodels.evaluation.sentence_tests import similarity
+from hf_ctxmodels.evaluation.sentence_tests import read_test_pairs, similarity
 from hf_ctxmodels.training.model_loading import load_tokenizer
 
 
@@ -100,11 +100,12 @@ def main() -> None:
     steps = {name: partial(encode, compressed, timed) for name, compressed in models.items()}
     times = measure(steps, arguments.repeats, torch.device("cpu"))
     tables = [split_columns(text) for text in arguments.similarity]
+    rated_pairs = [read_test_pairs(file, columns) for file, columns in tables]
     header = ["model", "parameters", "file", "CPU s / 1,000 sentences", *(Path(file).stem for file, _ in tables)]
     lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     print("\n".join(lines))
     for name, compressed in models.items():
-        scores = [similarity(partial(encode, compressed), file, columns) for file, columns in tables]
+        scores = [similarity(partial(encode, compressed), pairs) for pairs in rated_pairs]
         cells = [
             name,
             f"{compressed.num_parameters():,}",

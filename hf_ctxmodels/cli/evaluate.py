@@ -214,13 +214,10 @@ def sentences() -> None:
     """
     arguments, placement = parse_arguments(SentenceArguments, DeviceArguments, description=getdoc(sentences))
     tables = {name: split_tables(name, getattr(arguments, name)) for name in _TABLES_PER_VALUE}
-    # all files are checked before the model is loaded
-    for (file,), columns in tables["similarity"]:
-        read_test_pairs(file, columns)
-    for (train, test), columns in tables["relatedness"]:
-        read_rated_splits(train, test, columns)
-    for (train, test), columns in tables["classification"]:
-        read_labeled_splits(train, test, columns)
+    # all files are read and checked before the model is loaded
+    rated = [(Path(file).name, read_test_pairs(file, columns)) for (file,), columns in tables["similarity"]]
+    related = [(test, read_rated_splits(train, test, columns)) for (train, test), columns in tables["relatedness"]]
+    labeled = [(test, read_labeled_splits(train, test, columns)) for (train, test), columns in tables["classification"]]
     translations = [read_translations(text) for text in arguments.retrieval]
     model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModel.__name__)
     if not hasattr(tokenizer, "language") and any(language for sides in translations for language, _, _ in sides):
@@ -228,15 +225,14 @@ def sentences() -> None:
     placement.place(model)
     encode = partial(encode_sentences, model, tokenizer, pooling=arguments.pooling, batch_size=arguments.batch_size)
 
-    correlations = [(Path(file).name, similarity(encode, file, columns)) for (file,), columns in tables["similarity"]]
-    for (train, test), columns in tables["relatedness"]:
-        correlations.append((test, relatedness(encode, train, test, columns, arguments.seed)))
+    correlations = [(name, similarity(encode, pairs)) for name, pairs in rated]
+    correlations += [(file, relatedness(encode, train, test, arguments.seed)) for file, (train, test) in related]
     for name, result in correlations:
         print(f"{name:<44} spearman {result.spearman:.4f}  pearson {result.pearson:.4f}  {result.pairs} pairs")
     metrics = ["spearman", "pearson"] if correlations else []
-    for (train, test), columns in tables["classification"]:
-        probe = classification(encode, train, test, columns, arguments.seed)
-        print(f"{test:<44} accuracy {probe.accuracy:.4f}  majority {probe.majority:.4f}  {probe.examples[1]} examples")
+    for file, (train, test) in labeled:
+        probe = classification(encode, train, test, arguments.seed)
+        print(f"{file:<44} accuracy {probe.accuracy:.4f}  majority {probe.majority:.4f}  {probe.examples[1]} examples")
     for sides in translations:
         print("\n".join(retrieval_lines(encode, tokenizer, sides)))
     metrics += ["accuracy"] if arguments.classification else []

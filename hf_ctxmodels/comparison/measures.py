@@ -310,7 +310,7 @@ class Similarity(Measure):
         """Spearman's and Pearson's correlation."""
         model, tokenizer = load_model_and_tokenizer(str(checkpoint.path), "AutoModel")
         encode = partial(encode_sentences, place_model(model), tokenizer, pooling="mean", batch_size=self.batch_size)
-        result = similarity(encode, self.file, self.columns)
+        result = similarity(encode, read_test_pairs(self.file, self.columns))
         return Evaluation({"spearman": result.spearman, "pearson": result.pearson})
 
 

@@ -18,6 +18,10 @@ from hf_ctxmodels.evaluation.mining import ExactSearch, margin_scores
 
 Encode = Callable[[Sequence[str]], Tensor]
 """Function from sentences to their vectors (sentences, width)."""
+RatedPairs = tuple[list[tuple[str, ...]], list[float]]
+"""Pairs of sentences, and their ratings."""
+LabeledTexts = tuple[list[tuple[str, ...]], list[str]]
+"""Single sentences or pairs, and their labels."""
 Criterion = Literal["cosine", "margin"]
 
 PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -52,22 +56,19 @@ class Probe:
     penalty: float
 
 
-def similarity(encode: Encode, file: str, columns: Sequence[str]) -> SentenceSimilarity:
-    """Correlate cosines with the ratings of a table (`data.table_files.read_table`), of two sentence columns and a
-    rating."""
-    texts, ratings = read_test_pairs(file, columns)
+def similarity(encode: Encode, test: RatedPairs) -> SentenceSimilarity:
+    """Correlate cosines with the ratings of `read_test_pairs`."""
+    texts, ratings = test
     first, second = _encode_columns(encode, texts)
     return _correlation(F.cosine_similarity(first, second).tolist(), ratings)
 
 
-def relatedness(
-    encode: Encode, train_file: str, test_file: str, columns: Sequence[str], seed: int = 0
-) -> SentenceSimilarity:
-    """Train and test a ridge regression on the features |u - v| and u * v of sentence pairs; `columns` as in
-    `similarity`, `seed` of the split that chooses the penalty."""
+def relatedness(encode: Encode, train: RatedPairs, test: RatedPairs, seed: int = 0) -> SentenceSimilarity:
+    """Train and test a ridge regression on the features |u - v| and u * v of the sentence pairs of `read_rated_splits`;
+    `seed` of the split that chooses the penalty."""
     from sklearn.linear_model import Ridge
 
-    (train_texts, train_ratings), (test_texts, test_ratings) = read_rated_splits(train_file, test_file, columns)
+    (train_texts, train_ratings), (test_texts, test_ratings) = train, test
     train_features, test_features = (
         pair_features(*_encode_columns(encode, texts)) for texts in (train_texts, test_texts)
     )
@@ -82,8 +83,9 @@ def relatedness(
     return _correlation(predictions.tolist(), test_ratings)
 
 
-def read_rated_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str, ...]], list[float]]:
-    """Pairs of sentences and their ratings, `columns` as in `similarity`; raises CtxError for an invalid column."""
+def read_rated_pairs(file: str, columns: Sequence[str]) -> RatedPairs:
+    """The rated pairs of a table (`data.table_files.read_table`) with the `columns` of two sentences and a rating;
+    raises CtxError for an invalid column."""
     if len(columns) != 3:
         raise CtxError(
             f"Expected three columns, got {len(columns)}: {', '.join(columns)}.",
@@ -103,7 +105,7 @@ def read_rated_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str,
     return [get_texts(row, columns[:2]) for row in rows], ratings
 
 
-def read_test_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str, ...]], list[float]]:
+def read_test_pairs(file: str, columns: Sequence[str]) -> RatedPairs:
     """Rated pairs as of `read_rated_pairs`; raises CtxError if all ratings are equal: no correlation is defined."""
     texts, ratings = read_rated_pairs(file, columns)
     if len(set(ratings)) < 2:
@@ -115,11 +117,9 @@ def read_test_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str, 
     return texts, ratings
 
 
-def read_rated_splits(
-    train_file: str, test_file: str, columns: Sequence[str]
-) -> list[tuple[list[tuple[str, ...]], list[float]]]:
-    """Pairs of sentences and their ratings of the training and the test file, `columns` as in `similarity`; raises
-    CtxError for an invalid column, a single training pair, or equal ratings of all test pairs."""
+def read_rated_splits(train_file: str, test_file: str, columns: Sequence[str]) -> tuple[RatedPairs, RatedPairs]:
+    """Rated pairs as of `read_rated_pairs` of the training and the test file; raises CtxError for an invalid column, a
+    single training pair, or equal ratings of all test pairs."""
     train_texts, train_ratings = read_rated_pairs(train_file, columns)
     if len(train_ratings) < 2:
         raise CtxError(
@@ -127,7 +127,7 @@ def read_rated_splits(
             location=train_file,
             hint="use a file with at least two pairs.",
         )
-    return [(train_texts, train_ratings), read_test_pairs(test_file, columns)]
+    return (train_texts, train_ratings), read_test_pairs(test_file, columns)
 
 
 def _correlation(predictions: list[float], ratings: list[float]) -> SentenceSimilarity:
@@ -135,31 +135,29 @@ def _correlation(predictions: list[float], ratings: list[float]) -> SentenceSimi
     return SentenceSimilarity(spearman, pearson, len(ratings))
 
 
-def classification(encode: Encode, train_file: str, test_file: str, columns: Sequence[str], seed: int = 0) -> Probe:
-    """Train and test a logistic regression on the vectors of single sentences, or on |u - v| and u * v of pairs;
-    `columns` are one or two sentences and the label, `seed` of the split that chooses the penalty."""
-    (train_texts, labels), (test_texts, test_labels) = read_labeled_splits(train_file, test_file, columns)
+def classification(encode: Encode, train: LabeledTexts, test: LabeledTexts, seed: int = 0) -> Probe:
+    """Train and test a logistic regression on the vectors of the single sentences of `read_labeled_splits`, or on
+    |u - v| and u * v of pairs; `seed` of the split that chooses the penalty."""
+    (train_texts, labels), (test_texts, test_labels) = train, test
     features, test_features = (pair_features(*_encode_columns(encode, texts)) for texts in (train_texts, test_texts))
     return probe(features, labels, test_features, test_labels, seed=seed)
 
 
-def read_labeled_splits(
-    train_file: str, test_file: str, columns: Sequence[str]
-) -> list[tuple[list[tuple[str, ...]], list[str]]]:
-    """Single sentences or pairs, and their labels, of the training and the test file, `columns` as in `classification`;
-    raises CtxError for an invalid column, or labels that cannot be learned."""
+def read_labeled_splits(train_file: str, test_file: str, columns: Sequence[str]) -> tuple[LabeledTexts, LabeledTexts]:
+    """Single sentences or pairs, and their labels, of the training and the test file; `columns` are one or two
+    sentences and the label. Raises CtxError for an invalid column, or labels that cannot be learned."""
     if len(columns) not in (2, 3):
         raise CtxError(
             f"Expected two or three columns, got {len(columns)}: {', '.join(columns)}.",
             location=train_file,
             hint="name the columns of one or two sentences and the label.",
         )
-    splits = []
-    for file in (train_file, test_file):
-        rows = read_table(file, columns)
-        splits.append(([get_texts(row, columns[:-1]) for row in rows], [str(row.values[columns[-1]]) for row in rows]))
-    _check_labels(splits[0][1], splits[1][1], f"{train_file}, {test_file}")
-    return splits
+    train, test = (
+        ([get_texts(row, columns[:-1]) for row in rows], [str(row.values[columns[-1]]) for row in rows])
+        for rows in (read_table(file, columns) for file in (train_file, test_file))
+    )
+    _check_labels(train[1], test[1], f"{train_file}, {test_file}")
+    return train, test
 
 
 def _check_labels(labels: Sequence[str], test_labels: Sequence[str], location: str | None = None) -> None:

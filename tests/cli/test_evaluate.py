@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,7 +14,15 @@ from zoo import Case
 from hf_ctxmodels import CtxError, CtxXLMConfig, CtxXLMModel, CtxXLMTokenizer
 from hf_ctxmodels.cli.evaluate import read_translations, retrieval_lines
 from hf_ctxmodels.conversion.word_vectors import WordVectors
-from hf_ctxmodels.evaluation import MinimalPair, PairResult, evaluate_pairs, read_pairs, total_result, unigram_scorer
+from hf_ctxmodels.evaluation import (
+    MinimalPair,
+    PairResult,
+    evaluate_pairs,
+    read_pairs,
+    sentence_tests,
+    total_result,
+    unigram_scorer,
+)
 from hf_ctxmodels.inference import encode_sentences, score
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
@@ -67,7 +76,7 @@ def test_words_of_contextual_model_raise(tmp_path: Path) -> None:
     assert "last_hidden_state" in command_output("evaluate words", model=model, near="bank", fails=True)
 
 
-def test_evaluate_sentences(translations: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_evaluate_sentences(translations: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch) -> None:
     pairs, table, texts = tmp_path / "pairs.csv", tmp_path / "rows.tsv", []
     pairs.write_text("cat,katze,5\ncat dog,dog,3\ncat,tree,0\n")
     rows = [f"{word} {translation}\t{word}" for word in TRANSLATED_WORDS[:3] for translation in TRANSLATED_WORDS[3:]]
@@ -77,7 +86,9 @@ def test_evaluate_sentences(translations: Path, tmp_path: Path, capsys: pytest.C
         texts[-1].write_text("\n".join(words) + "\n")
     flags = {"similarity": f"{pairs}=1,2,3", "relatedness": f"{pairs},{pairs}=1,2,3"}
     flags |= {"classification": f"{table},{table}=text,label", "retrieval": ",".join(map(str, texts))}
+    monkeypatch.setattr(sentence_tests, "read_table", read := Mock(wraps=sentence_tests.read_table))
     assert run_command("evaluate", "sentences", model=translations, **flags) == 0
+    assert read.call_count == 5, "a table is read once"
     lines = printed_lines(capsys)
     assert lines[0].startswith("pairs.csv spearman 1.0000")
     assert lines[0].endswith("3 pairs")

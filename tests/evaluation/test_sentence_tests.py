@@ -12,7 +12,16 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.evaluation import classification, probe, relatedness, retrieval, similarity
+from hf_ctxmodels.evaluation import (
+    classification,
+    probe,
+    read_labeled_splits,
+    read_rated_splits,
+    read_test_pairs,
+    relatedness,
+    retrieval,
+    similarity,
+)
 
 LETTERS = "abcdefgh"
 
@@ -45,13 +54,13 @@ def test_relatedness_is_learned(tmp_path: Path) -> None:
     lines = [f"{a}\t{b}\t{abs(a.count('a') - b.count('a'))}" for a, b in words]
     files = write_splits(tmp_path, "one\ttwo\tscore", lines)
     columns = ["one", "two", "score"]
-    result = relatedness(letter_counts, *files, columns)
+    result = relatedness(letter_counts, *read_rated_splits(*files, columns))
     assert result.pearson > 0.99
     assert result.pairs == 100
-    assert abs(similarity(letter_counts, files[1], columns).pearson) < 0.6
+    assert abs(similarity(letter_counts, read_test_pairs(files[1], columns)).pearson) < 0.6
     Path(files[0]).write_text("one\ttwo\tscore\na\tb\tmuch\n")
     with pytest.raises(CtxError, match=r"'much' is not a number[\s\S]*train.tsv:2"):
-        relatedness(letter_counts, *files, columns)
+        read_rated_splits(*files, columns)
 
 
 def test_probe_matches_logistic_regression() -> None:
@@ -90,7 +99,8 @@ def test_similarity_matches_scipy(tmp_path: Path) -> None:
     pairs = [("ab", "ab", 5.0), ("abc", "ab", 3.5), ("ab", "cd", 1.0), ("aab", "abb", 4.0)]
     lines = ["first\tsecond\tscore", *("\t".join(map(str, row)) for row in pairs)]
     (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n")
-    result = similarity(letter_counts, str(tmp_path / "pairs.tsv"), ["first", "second", "score"])
+    file = str(tmp_path / "pairs.tsv")
+    result = similarity(letter_counts, read_test_pairs(file, ["first", "second", "score"]))
     cosines = [
         float(np.dot(u, v) / np.linalg.norm(u) / np.linalg.norm(v))
         for u, v in (letter_counts(row[:2]).numpy() for row in pairs)
@@ -99,7 +109,7 @@ def test_similarity_matches_scipy(tmp_path: Path) -> None:
     assert result.pearson == pytest.approx(pearsonr(cosines, [row[2] for row in pairs])[0], abs=1e-6)
     assert result.pairs == 4
     with pytest.raises(CtxError, match="got 2"):
-        similarity(letter_counts, str(tmp_path / "pairs.tsv"), ["first", "second"])
+        read_test_pairs(file, ["first", "second"])
 
 
 def test_classification_of_texts_and_pairs(tmp_path: Path) -> None:
@@ -109,10 +119,10 @@ def test_classification_of_texts_and_pairs(tmp_path: Path) -> None:
     rows = [(word, word if equal else words[-1 - index]) for index, (word, equal) in enumerate(zip(words, is_equal))]
     lines = [f"{a}\t{b}\t{int(equal)}\t{int('a' in a)}" for (a, b), equal in zip(rows, is_equal)]
     files = write_splits(tmp_path, "one\ttwo\tequal\thas", lines)
-    assert classification(letter_counts, *files, ["one", "two", "equal"]).accuracy > 0.95
-    assert classification(letter_counts, *files, ["one", "has"]).accuracy > 0.9
+    for columns, accuracy in ((["one", "two", "equal"], 0.95), (["one", "has"], 0.9)):
+        assert classification(letter_counts, *read_labeled_splits(*files, columns)).accuracy > accuracy
     with pytest.raises(CtxError, match="got 1"):
-        classification(letter_counts, *files, ["has"])
+        read_labeled_splits(*files, ["has"])
 
 
 def retrieval_by_loops(source: np.ndarray, target: np.ndarray, neighbors: int | None) -> float:
