@@ -179,6 +179,11 @@ class LSTMForCausalLM(StatefulGeneration, ForCausalLM):
         """Whether the encoder reads from right to left."""
         return self.base_model.is_backward
 
+    @property
+    def supports_label_smoothing(self) -> bool:
+        """Whether Trainer can smooth the loss; not of a backward model, since Trainer compares with the next tokens."""
+        return super().supports_label_smoothing and not self.is_backward
+
     def encode_for_targets(self, target_mask: Tensor | None, computes_logits: bool, **inputs: Any) -> Any:
         """Run the encoder on all words, which the regularization terms need; `last_hidden_state` is after
         `output_dropout`. Raises CtxError for the `prefix_mask` of a Transformer decoder, which would be ignored."""

@@ -381,6 +381,11 @@ class DecoderHeadModel(HeadModel):
         return self.encoder_class(config)
 
     @property
+    def supports_label_smoothing(self) -> bool:
+        """Whether Trainer can smooth the loss, which has no auxiliary language modeling loss."""
+        return super().supports_label_smoothing and not (self.has_auxiliary_lm_loss and self.config.lm_loss_weight)
+
+    @property
     def pooling(self) -> Pooling | None:
         """Pooling of the token states, by default `default_pooling`; None for heads that do not pool."""
         return self.config.classifier_pooling or self.default_pooling if self.has_configurable_pooling else None

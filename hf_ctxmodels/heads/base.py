@@ -201,8 +201,6 @@ class HeadModel(CtxPreTrainedModel):
         has_configurable_pooling: Whether `config.classifier_pooling` may replace the encoder's pooler.
         accepts_loss_kwargs: Whether Trainer may pass `num_items_in_batch` as a number, which is exact for heads with
             one loss term only. `hf_ctxmodels.training.trainer.CtxTrainer` handles the others.
-        supports_label_smoothing: Whether the cross-entropy of `logits` and `labels`, which Trainer smooths with
-            `label_smoothing_factor`, is the loss.
         output_layer_name: Name of the linear layer that computes the vocabulary's logits, or None.
         output_layer_input: Hook point of its input.
         num_labels: Number of classes of a classifier, for code that reads it from the model, such as PEFT.
@@ -222,7 +220,6 @@ class HeadModel(CtxPreTrainedModel):
     uses_pooled_output: ClassVar[bool] = False
     has_configurable_pooling: ClassVar[bool] = False
     accepts_loss_kwargs = True
-    supports_label_smoothing: ClassVar[bool] = True
     output_layer_name: str | None = None
     prepacked_bytes: int = MAX_PREPACKED_BYTES
     supports_layer_mix: ClassVar[bool] = False
@@ -257,6 +254,12 @@ class HeadModel(CtxPreTrainedModel):
     def pooling(self) -> Pooling | None:
         """Pooling of the token states; None for the encoder's `pooler_output`."""
         return getattr(self.config, "classifier_pooling", None) if self.has_configurable_pooling else None
+
+    @property
+    def supports_label_smoothing(self) -> bool:
+        """Whether the training loss is the cross-entropy of `logits` and `labels`, without further terms, which Trainer
+        smooths with `label_smoothing_factor`."""
+        return self.penalty() is None
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The output layer over the vocabulary, or None."""

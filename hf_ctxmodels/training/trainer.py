@@ -51,7 +51,6 @@ class CtxTrainer(Trainer):
             loss_function is not None
             or bool(targets and not is_exact)
             or not getattr(self.model, "supports_label_smoothing", True)
-            or getattr(self.model, "is_backward", False)
         )
         if self.args.label_smoothing_factor and has_other_loss:
             loss_name = type(loss_function or self.model).__name__

@@ -108,11 +108,15 @@ class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
 
     reference_architecture = "ElectraForPreTraining"
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
-    supports_label_smoothing = False
 
     def build_head(self, config: CtxElectraConfig) -> None:
         """Create the detection head."""
         self.rtd_head = DetectionHead(config.hidden_size, activation=config.hidden_act)
+
+    @property
+    def supports_label_smoothing(self) -> bool:
+        """False: the loss is a binary cross-entropy."""
+        return False
 
     @can_return_tuple
     def forward(

@@ -61,7 +61,6 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
-    supports_label_smoothing = False
 
     def build_head(self, config: CtxGloveConfig) -> None:
         """Create the biases of words and contexts."""
@@ -73,6 +72,11 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
             )
         self.word_bias = StaticEmbedding(config.vocab_size, 1, config.hidden_size)
         self.context_bias = StaticEmbedding(config.vocab_size, 1, config.hidden_size)
+
+    @property
+    def supports_label_smoothing(self) -> bool:
+        """False: the loss is a squared error."""
+        return False
 
     def supports_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the optimizer is AdaGrad, and numba is available."""

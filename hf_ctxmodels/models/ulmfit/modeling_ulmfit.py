@@ -67,6 +67,12 @@ class CtxUlmfitForCausalLM(LSTMForCausalLM, CtxUlmfitPreTrainedModel, Generation
     encoder_class = CtxUlmfitModel
     _tied_weights_keys = {"decoder.weight": "ulmfit.word_embeddings.weight"}
 
+    @property
+    def supports_label_smoothing(self) -> bool:
+        """Whether Trainer can smooth the loss, which has neither AR nor TAR."""
+        has_penalty = self.config.activation_penalty or self.config.slowness_penalty
+        return super().supports_label_smoothing and not has_penalty
+
     def output_dropout(self, states: Tensor) -> Tensor:
         """Variational dropout of (batch, length, hidden)."""
         return variational_dropout(states, self.config.dropout_rate("output"), self.training)

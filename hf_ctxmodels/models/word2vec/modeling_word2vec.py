@@ -59,11 +59,15 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
-    supports_label_smoothing = False
 
     def build_head(self, config: CtxWord2VecConfig) -> None:
         """Create the output vectors of the words, or, with hierarchical softmax, of the inner nodes of the tree."""
         self.outputs = StaticEmbedding(config.vocab_size, config.hidden_size, None)
+
+    @property
+    def supports_label_smoothing(self) -> bool:
+        """False: the loss is a sum over the words of a window, with most outputs from a sample of the vocabulary."""
+        return False
 
     def supports_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the optimizer is plain SGD."""

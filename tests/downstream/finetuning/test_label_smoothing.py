@@ -118,13 +118,17 @@ def test_trainer_rejects_smoothing_of_other_losses(tmp_path):
     heads = ("AutoModelForPreTraining", "AutoModelForQuestionAnswering")
     models = [Case(FAMILIES["bert"], head).model() for head in heads]
     models += [Case(FAMILIES[name], "AutoModelForPreTraining").model() for name in ("word2vec", "glove")]
-    models += [Case(FAMILIES["ulmfit"], "AutoModelForCausalLM").model(backward=True)]
+    lstm = Case(FAMILIES["ulmfit"], "AutoModelForCausalLM")
+    no_penalty = {"activation_penalty": 0, "slowness_penalty": 0}
+    models += [lstm.model(backward=True, **no_penalty), lstm.model(slowness_penalty=0)]
+    classifier = Case(FAMILIES["gpt"], "AutoModelForSequenceClassification")
+    models += [classifier.model(lm_loss_weight=0.5)]
     loss_function = TaskLoss(cove_model(), ["labels"], SMOOTHING)
     for model, loss in [*((model, None) for model in models), (cove_model(), loss_function)]:
         with pytest.raises(CtxError, match=rf"label_smoothing_factor={SMOOTHING}, .*{type(loss or model).__name__}\."):
             CtxTrainer(model, arguments, loss_function=loss)
-    CtxTrainer(cove_model(), arguments)
-    CtxTrainer(t5_model(), arguments)
+    for model in (cove_model(), t5_model(), lstm.model(**no_penalty), classifier.model(lm_loss_weight=0.0)):
+        CtxTrainer(model, arguments)
 
 
 def test_transformers_losses_add_up_over_micro_batches():
