@@ -1,7 +1,10 @@
 """Flags for the output of an analysis."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from hf_ctxmodels.analysis.results import Table
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import check_output_directory
 
@@ -16,3 +19,13 @@ class OutputArguments:
     def check_output(self, analysis: str) -> None:
         """Raise CtxError if the output directory has results of this analysis, unless they may be replaced."""
         check_output_directory(self.output_dir, [f"{analysis}.json"], flag="--output_dir", overwrite=self.overwrite)
+
+    def options(self) -> dict[str, Any]:
+        """The flags, without the flags of the output."""
+        return {name: value for name, value in asdict(self).items() if name not in ("output_dir", "overwrite")}
+
+    def print_tables(self, tables: Sequence[Table], summary: str = "results and figures") -> None:
+        """Print tables with their titles, and the output directory."""
+        for table in tables:
+            print(f"{table.title}\n\n{table.markdown()}\n")
+        print(f"{summary} in {self.output_dir}")

@@ -82,9 +82,7 @@ def main() -> None:
     print_status(f"{type(model).__name__}: attention in {len(sentences):,} sentences")
     result = analyze(arguments, model.eval(), tokenizer, sentences, treebank)
     result.save(arguments.output_dir)
-    for table in result.tables:
-        print(f"{table.title}\n\n{table.markdown()}\n")
-    print(f"results and figures in {arguments.output_dir}")
+    arguments.print_tables(result.tables)
 
 
 def analyze(
@@ -170,23 +168,9 @@ def _measure_figures(profile: HeadProfile, heads: Sequence[tuple[int, ...]]) -> 
     }
     figures: list[Figure] = []
     for name in MEASURES:
-        columns = range(1 + max(map(max, heads)))
-        by_number = [dict(zip(*pair, strict=True)) for pair in zip(heads, profile.measures[name].tolist(), strict=True)]
-        values = [[row.get(number) for number in columns] for row in by_number]
-        figures.append(
-            Heatmap(
-                name,
-                titles[name],
-                [str(layer) for layer in range(len(values))],
-                [str(number) for number in columns],
-                values,
-                low=0.0,
-                high=None if name == "entropy" else 1.0,
-                row_label="layer",
-                column_label="head",
-                caption="Mean over the tokens, for each layer and head." + captions.get(name, ""),
-            )
-        )
+        caption = "Mean over the tokens, for each layer and head." + captions.get(name, "")
+        values, high = profile.measures[name].tolist(), None if name == "entropy" else 1.0
+        figures.append(Heatmap.of_heads(name, titles[name], heads, values, low=0.0, high=high, caption=caption))
     return figures
 
 

@@ -67,9 +67,7 @@ def main() -> None:
     settings = {**asdict(arguments), "sentences": len(sentences), "words": words}
     result = geometry_result(geometries, arguments.model, settings)
     result.save(arguments.output_dir)
-    for table in result.tables[: len(geometries)]:
-        print(f"{table.title}\n\n{table.markdown()}\n")
-    print(f"results and figures in {arguments.output_dir}")
+    arguments.print_tables(result.tables[: len(geometries)])
 
 
 def layer_values(geometry: LayerGeometry) -> dict[str, list[float]]:

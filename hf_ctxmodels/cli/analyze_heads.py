@@ -6,7 +6,6 @@ The score is the main metric of the task on the validation examples. Layers and 
 `--disabled_heads` of finetune. An interrupted analysis continues where it stopped if the command is repeated.
 """
 
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from hf_ctxmodels.analysis.attention.importance import (
 from hf_ctxmodels.analysis.figures import Figure, Heatmap, LineChart
 from hf_ctxmodels.analysis.output_arguments import OutputArguments
 from hf_ctxmodels.analysis.results import AnalysisResult, PartialResults, Table
-from hf_ctxmodels.core.attention_heads import AttentionLayer, attention_layers
+from hf_ctxmodels.core.attention_heads import attention_layers
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.devices import DeviceArguments
@@ -106,22 +105,18 @@ def main() -> None:
     )
     arguments.check_output("heads")
     scored = ScoredModel(arguments, task_arguments, placement)
-    options = {name: value for name, value in asdict(arguments).items() if name not in ("output_dir", "overwrite")}
-    identity = [options, asdict(scored.task.arguments), weights_digest(scored.model.state_dict())]
+    identity = [arguments.options(), asdict(scored.task.arguments), weights_digest(scored.model.state_dict())]
     file = Path(arguments.output_dir) / "heads-partial.json"
     partial = PartialResults(file, identity, [arguments.validation_file])
     print_status(f"{type(scored.model).__name__}: {scored.metric} on {len(scored.examples):,} examples")
     result = analyze(arguments, scored, partial)
     result.save(arguments.output_dir)
     partial.file.unlink(missing_ok=True)
-    for table in result.tables:
-        print(f"{table.title}\n\n{table.markdown()}\n")
-    print(f"results and figures in {arguments.output_dir}")
+    arguments.print_tables(result.tables)
 
 
 def analyze(arguments: HeadsArguments, scored: ScoredModel, partial: PartialResults) -> AnalysisResult:
     """All tables and figures."""
-    mode = arguments.mode
     baseline = scored.baseline
     importance = scored.importance()
     layers = attention_layers(scored.model)
@@ -131,26 +126,40 @@ def analyze(arguments: HeadsArguments, scored: ScoredModel, partial: PartialResu
         "importance": {name: value.tolist() for name, value in importance.items()},
         "heads": {name: layer.heads for name, layer in layers.items()},
     }
-    figures: list[Figure] = [
-        _heatmap("importance", "Importance of the heads", values["importance"], layers, _IMPORTANCE)
-    ]
+    caption = (
+        "Mean absolute gradient of the loss with respect to a gate on the head, divided by the L2 norm of its layer."
+    )
+    numbers, rows = list(values["heads"].values()), list(values["importance"].values())
+    title = "Importance of the heads"
+    figures: list[Figure] = [Heatmap.of_heads("importance", title, numbers, rows, layers=list(layers), caption=caption)]
     tables = []
     if arguments.single_heads:
         single_heads = partial.results.setdefault("single_heads", {})
-        steps = single_head_scores(scored.model, scored.score, mode, dict(single_heads))
+        steps = single_head_scores(scored.model, scored.score, arguments.mode, dict(single_heads))
         for name, scores in progress_bar(steps, "single heads", unit="layers", total=len(layers)):
             single_heads[name] = scores
             partial.save()
         values["single_heads"] = single_heads
         changes = {name: [score - baseline for score in scores] for name, scores in single_heads.items()}
         tables.append(_single_head_table(changes, baseline, scored, values["heads"]))
-        shown = {name: change[:-1] for name, change in changes.items()}
+        rows = [change[:-1] for change in changes.values()]
         title = f"Change of {scored.metric} without a head"
-        figures.append(_heatmap("single-heads", title, shown, layers, "Above 0, the model is better without the head."))
+        caption = "Above 0, the model is better without the head."
+        figures.append(
+            Heatmap.of_heads("single-heads", title, numbers, rows, layers=list(layers), digits=3, caption=caption)
+        )
     if arguments.curve_step:
         saved_steps = partial.results.setdefault("curve", [])
         curve = [RemovalStep(**step) for step in saved_steps]
-        for step in _curve_steps(arguments, scored, list(curve), mode):
+        new_steps = removal_curve(
+            scored.model,
+            scored.score,
+            scored.importance,
+            fraction=arguments.curve_step,
+            mode=arguments.mode,
+            steps=list(curve),
+        )
+        for step in progress_bar(new_steps, "removal of heads", unit="steps"):
             curve.append(step)
             saved_steps.append(asdict(step))
             partial.save()
@@ -176,44 +185,6 @@ def analyze(arguments: HeadsArguments, scored: ScoredModel, partial: PartialResu
         )
     settings = {**asdict(arguments), "examples": len(scored.examples)}
     return AnalysisResult("heads", [arguments.model], settings, tables, figures, values)
-
-
-_IMPORTANCE = (
-    "Mean absolute gradient of the loss with respect to a gate on the head, divided by the L2 norm of its layer."
-)
-
-
-def _curve_steps(
-    arguments: HeadsArguments, scored: ScoredModel, steps: list[RemovalStep], mode: DisabledMode
-) -> Iterator[RemovalStep]:
-    new_steps = removal_curve(
-        scored.model,
-        scored.score,
-        scored.importance,
-        fraction=arguments.curve_step,
-        mode=mode,
-        steps=steps,
-    )
-    yield from progress_bar(new_steps, "removal of heads", unit="steps")
-
-
-def _heatmap(
-    name: str, title: str, values: dict[str, list[float]], layers: Mapping[str, AttentionLayer], caption: str
-) -> Figure:
-    """Values by layer and number of the head; pruned heads are empty."""
-    columns = range(1 + max(max(layers[layer].heads) for layer in values))
-    by_number = [dict(zip(layers[layer].heads, row, strict=True)) for layer, row in values.items()]
-    return Heatmap(
-        name,
-        title,
-        list(values),
-        [str(head) for head in columns],
-        [[row.get(head) for head in columns] for row in by_number],
-        digits=2 if name == "importance" else 3,
-        row_label="layer",
-        column_label="head",
-        caption=caption,
-    )
 
 
 def _single_head_table(

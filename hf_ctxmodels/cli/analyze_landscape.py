@@ -137,11 +137,10 @@ def main() -> None:
     )
     arguments.check_output("landscape")
     runs = open_runs(arguments, task_arguments, placement)
-    identity = {name: value for name, value in asdict(arguments).items() if name not in ("output_dir", "overwrite")}
     digests = [weights_digest(weights) for run in runs for weights in (run.start, run.end)]
     file = Path(arguments.output_dir) / "landscape-partial.json"
     data_files = [arguments.validation_file] if arguments.validation_file else arguments.text
-    partial = PartialResults(file, [identity, asdict(task_arguments), digests], data_files)
+    partial = PartialResults(file, [arguments.options(), asdict(task_arguments), digests], data_files)
     settings = {**asdict(arguments), "examples": runs[0].loss.num_examples}
     result = AnalysisResult("landscape", [arguments.model, arguments.pretrained], settings)
     tables: list[Table] = [_ends(runs, partial)]
@@ -159,9 +158,7 @@ def main() -> None:
     result.tables, result.figures, result.values = tables, figures, partial.results
     result.save(arguments.output_dir)
     partial.file.unlink(missing_ok=True)
-    for table in tables:
-        print(f"{table.title}\n\n{table.markdown()}\n")
-    print(f"{runs[0].loss.num_examples:,} examples; results and figures in {arguments.output_dir}")
+    arguments.print_tables(tables, f"{runs[0].loss.num_examples:,} examples; results and figures")
 
 
 def open_runs(arguments: LandscapeArguments, task_arguments: TaskArguments, placement: DeviceArguments) -> list[Run]:

@@ -91,7 +91,7 @@ class ProbeArguments(OutputArguments):
 
     def layer_numbers(self) -> list[int] | None:
         """The layers; None for all."""
-        if self.layers == ["all"] or self.layers == ("all",):
+        if self.layers == ["all"]:
             return None
         try:
             return [int(layer) for layer in self.layers]
@@ -158,6 +158,4 @@ def main() -> None:
     )
     result.save(output_dir)
     shutil.rmtree(partial_dir, ignore_errors=True)
-    for table in result.tables:
-        print(f"{table.title}\n\n{table.markdown()}\n")
-    print(f"{len(result.tables)} tables and {len(result.figures)} figures in {output_dir}")
+    arguments.print_tables(result.tables, f"{len(result.tables)} tables and {len(result.figures)} figures")

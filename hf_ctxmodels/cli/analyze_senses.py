@@ -102,9 +102,7 @@ def main() -> None:
         }
         result = disambiguation_result(accuracies, arguments.model, settings)
     result.save(arguments.output_dir)
-    for table in result.tables:
-        print(f"{table.title}\n\n{table.markdown()}\n")
-    print(f"results and figures in {arguments.output_dir}")
+    arguments.print_tables(result.tables)
 
 
 def disambiguation_result(

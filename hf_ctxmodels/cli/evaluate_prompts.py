@@ -19,6 +19,7 @@ import numpy as np
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.analysis.figures import Figure, LineChart
+from hf_ctxmodels.analysis.output_arguments import OutputArguments
 from hf_ctxmodels.analysis.results import AnalysisResult, PartialResults, Table, mean_and_std
 from hf_ctxmodels.analysis.word_arguments import short_names
 from hf_ctxmodels.architectures.continuations import ContinuationScorer
@@ -29,7 +30,7 @@ from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.generation import max_input_length
-from hf_ctxmodels.core.output_files import check_output_directory, write_text_file
+from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
@@ -53,12 +54,11 @@ _MAX_SHOTS = 10**6
 
 
 @dataclass
-class PromptArguments:
+class PromptArguments(OutputArguments):
     """Models, tasks and output."""
 
     model: list[str] = flag(REQUIRED, "Directories or Hub ids of language models, with their tokenizers.")
     task: list[str] = flag(REQUIRED, "Names of packaged tasks, or YAML files.")
-    output_dir: str = flag(REQUIRED, "Directory for results and figures.")
     shots: list[int] = flag((0,), "Numbers of examples in the context.")
     seeds: list[int] = flag((0,), "Seeds of the examples in the context.")
     tasks_folder: str | None = flag(None, "Directory that relative paths of the tasks refer to.")
@@ -79,7 +79,6 @@ class PromptArguments:
     batch_tokens: int = flag(2048, "Tokens per batch.")
     unigram_text: list[str] = flag((), "Text files for the token frequencies of the unigram baseline.")
     save_examples: bool = flag(False, "Write prompts, log-probabilities and answers of all examples as JSON lines.")
-    overwrite: bool = flag(False, "Replace the results in --output_dir.")
 
     def __post_init__(self) -> None:
         check_range(self, "max_examples", "max_length", "batch_tokens", at_least=1)
@@ -213,7 +212,7 @@ def main() -> None:
         essential=("model", "task", "output_dir", "shots", "seeds"),
     )
     directory = Path(arguments.output_dir)
-    check_output_directory(directory, [f"{_NAME}.json"], flag="--output_dir", overwrite=arguments.overwrite)
+    arguments.check_output(_NAME)
     tasks = [task for name in dict.fromkeys(arguments.task) for task in find_tasks(name, arguments.tasks_folder)]
     if (arguments.evaluated_file or arguments.shots_file) and len(tasks) > 1:
         message = f"--evaluated_file and --shots_file are for one task, not {len(tasks)}."
@@ -235,8 +234,7 @@ def main() -> None:
     if unlabeled := [entry.task.name for entry in data if not entry.is_labeled]:
         print(f"No labels, and so no score: {', '.join(unlabeled)}; predictions in {directory / 'examples'}")
     write_text_file(directory / "results.md", f"{text}\n")
-    settings = {name: value for name, value in asdict(arguments).items() if name not in ("output_dir", "overwrite")}
-    results_of(cells, arguments.model, settings).save(directory)
+    results_of(cells, arguments.model, arguments.options()).save(directory)
     partial.file.unlink(missing_ok=True)
     print(f"Results and figures are in {directory}")
 

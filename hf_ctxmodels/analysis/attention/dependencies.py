@@ -72,22 +72,12 @@ class DependencyScores:
         rows = []
         for relation in relations:
             correct, offsets, count = self.correct[relation], self.offsets[relation], self.counts(relation)[1]
-            heads, directions = correct.shape[2:]
-            index = int(correct[0].flatten().argmax())
-            layer, head, direction = index // (heads * directions), index // directions % heads, index % directions
-            offset = max(offsets[0], key=lambda value: offsets[0][value])
-            rows.append(
-                BestHead(
-                    relation,
-                    layer,
-                    head,
-                    DIRECTIONS[direction],
-                    float(correct[1, layer, head, direction]) / count,
-                    offset,
-                    offsets[1][offset] / count,
-                    count,
-                )
-            )
+            best = torch.unravel_index(correct[0].argmax(), correct.shape[1:])
+            layer, head, direction = map(int, best)
+            [(offset, _)] = offsets[0].most_common(1)
+            accuracy, offset_accuracy = float(correct[1][best]) / count, offsets[1][offset] / count
+            direction_name = DIRECTIONS[direction]
+            rows.append(BestHead(relation, layer, head, direction_name, accuracy, offset, offset_accuracy, count))
         return rows
 
 

@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import tee
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -54,13 +54,9 @@ class AttentionInput:
             for segment, (start, end) in zip(segments, offsets, strict=True)
         ]
         ids = torch.tensor(encoding["input_ids"])
-        separators = ids == _separator_id(tokenizer)
+        separator_ids = (tokenizer.sep_token_id, tokenizer.eos_token_id)
+        separators = ids == next((token_id for token_id in separator_ids if token_id is not None), -1)
         return cls(dict(encoding), special, separators, torch.tensor(punctuation), torch.tensor(segments))
-
-
-def _separator_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    ids = (tokenizer.sep_token_id, tokenizer.eos_token_id)
-    return next((token_id for token_id in ids if token_id is not None), -1)
 
 
 def _is_punctuation(text: str) -> bool:
@@ -125,35 +121,28 @@ class HeadProfile:
 
         The paper labeled 400 maps by hand and trained a network on them; neither was released.
         """
-        rows: list[list[Pattern]] = []
-        for special_row, neighbors_row, excess_row in zip(
-            self.attention_to_special_tokens.tolist(),
-            self.attention_to_neighbors.tolist(),
-            self.within_segment_excess.tolist(),
-            strict=True,
-        ):
-            row: list[Pattern] = []
-            for special, neighbors, excess in zip(special_row, neighbors_row, excess_row, strict=True):
-                if special > _SPECIAL:
-                    row.append("vertical")
-                elif neighbors > _POSITION:
-                    row.append("diagonal")
-                elif special + neighbors > _SPECIAL and min(special, neighbors) > _BOTH:
-                    row.append("vertical + diagonal")
-                else:
-                    row.append("block" if excess > _BLOCK else "heterogeneous")
-            rows.append(row)
-        return rows
+        special, neighbors, excess = (
+            values.double().numpy()
+            for values in (self.attention_to_special_tokens, self.attention_to_neighbors, self.within_segment_excess)
+        )
+        *names, other = get_args(Pattern)
+        rules = [
+            special > _SPECIAL,
+            neighbors > _POSITION,
+            (special + neighbors > _SPECIAL) & (np.minimum(special, neighbors) > _BOTH),
+            excess > _BLOCK,
+        ]
+        return np.select(rules, names, other).tolist()
 
 
 def profile_heads(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, inputs: Iterable[AttentionInput]
 ) -> HeadProfile:
     """The `HeadProfile` of a model (Clark et al. 2019, section 3); raises CtxError as `attention_maps`."""
-    left, right = tee(inputs)
+    measured, mapped = tee(inputs)
     totals: dict[str, Tensor] = {}
     count = 0
-    for item, attention in zip(left, attention_maps(model, tokenizer, (item.features for item in right))):
+    for item, attention in zip(measured, attention_maps(model, tokenizer, (item.features for item in mapped))):
         for name, value in measure(attention, item).items():
             totals[name] = totals.get(name, torch.zeros(())) + value
         count += 1
@@ -189,7 +178,7 @@ def measure(attention: Tensor, item: AttentionInput) -> dict[str, Tensor]:
         "first": attention[..., 0].mean(-1),
         "separator": attention_to(item.separators),
         "punctuation": attention_to(item.punctuation),
-        "entropy": torch.special.entr(smoothed).sum(-1).mean(-1),
+        "entropy": _entropy(smoothed).mean(-1),
         "attention_to_special_tokens": attention_to(item.special),
         "attention_to_neighbors": (attention * is_adjacent).sum(-1).mean(-1),
         "within_segment_excess": excess[..., item.segments >= 0].mean(-1) * has_pair,

@@ -220,6 +220,30 @@ def sequential_color(fraction: float) -> tuple[str, str]:
     return "#" + "".join(f"{c:02x}" for c in channels), "#ffffff" if luminance < 0.179 else "#101010"
 
 
+def value_range(
+    values: Iterable[float | None], low: float | None = None, high: float | None = None
+) -> tuple[float, float]:
+    """Ends of the color scale, by default the lowest and the highest value; they differ."""
+    present = [value for value in values if value is not None] or [0.0, 1.0]
+    low, high = min(present) if low is None else low, max(present) if high is None else high
+    return (low, high) if high > low else (low - 0.5, low + 0.5)
+
+
+def value_cell(
+    value: float | None, limits: tuple[float, float], text: str, hover: str, *, x: float, y: float, width: float,
+    height: float,
+) -> str:  # fmt: skip
+    """A rectangle in the color of a value, with the value as text; an empty one for None. `limits` are the ends of the
+    color scale."""
+    box = {"x": x, "y": y, "width": width, "height": height, "rx": 2}
+    if value is None:
+        return element("rect", tooltip(hover), class_="empty", **box)
+    low, high = limits
+    color, text_color = sequential_color((value - low) / (high - low))
+    number = label(text, x + width / 2, y + height / 2, "small", anchor="middle", fill=text_color)
+    return element("g", element("rect", fill=color, **box) + number + tooltip(hover))
+
+
 def color_bar(x: float, y: float, width: float, low: float, high: float, digits: int) -> list[str]:
     """Scale of the sequential colors from `low` to `high`, 24 pixels high."""
     steps = 40

@@ -3,7 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, Self
 
 from hf_ctxmodels.analysis.figures.base import Figure, require_shape, same_type
 from hf_ctxmodels.analysis.figures.drawing import (
@@ -22,6 +23,8 @@ from hf_ctxmodels.analysis.figures.drawing import (
     shorten,
     text_width,
     tooltip,
+    value_cell,
+    value_range,
 )
 
 _MAX_NUMBERED = 40  # rows or columns of a heat map whose cells hold numbers
@@ -59,6 +62,31 @@ class Heatmap(Figure):
         numbers = iter(same_type([value for row in self.values for value in row]))
         self.values = [[next(numbers) for _ in row] for row in self.values]
 
+    @classmethod
+    def of_heads(
+        cls,
+        name: str,
+        title: str,
+        heads: Sequence[Sequence[int]],
+        values: Sequence[Sequence[float]],
+        *,
+        layers: Sequence[Any] | None = None,
+        **options: Any,
+    ) -> Self:
+        """A value for each attention head, by layer and number of the head; pruned heads are empty cells.
+
+        Args:
+            heads: Numbers of the heads of each layer.
+            values: A value for each of them.
+            layers: Labels of the layers; by default their numbers.
+            options: Further fields.
+        """
+        columns = list(range(1 + max(map(max, heads))))
+        by_head = [dict(zip(*pair, strict=True)) for pair in zip(heads, values, strict=True)]
+        cells = [[row.get(head) for head in columns] for row in by_head]
+        rows = list(range(len(heads))) if layers is None else layers
+        return cls(name, title, rows, columns, cells, row_label="layer", column_label="head", **options)
+
     @property
     def is_compact(self) -> bool:
         """Whether the cells are too many for numbers."""
@@ -66,12 +94,10 @@ class Heatmap(Figure):
 
     def svg(self, *, embedded: bool = False) -> str:
         """Colored cells; see `Figure.svg`."""
-        low, high = value_range(self.values, self.low, self.high)
-        row_groups = (
-            label_groups(self.rows) if self.is_compact else [(name, i, i + 1) for i, name in enumerate(self.rows)]
-        )
-        column_groups = (
-            label_groups(self.columns) if self.is_compact else [(name, i, i + 1) for i, name in enumerate(self.columns)]
+        low, high = value_range((value for row in self.values for value in row), self.low, self.high)
+        row_groups, column_groups = (
+            label_groups(names) if self.is_compact else [(name, i, i + 1) for i, name in enumerate(names)]
+            for names in (self.rows, self.columns)
         )
         numbers = [format_value(value, self.digits) for row in self.values for value in row if value is not None]
         if self.is_compact:
@@ -123,16 +149,10 @@ class Heatmap(Figure):
         elements = []
         for i, row in enumerate(self.values):
             for j, value in enumerate(row):
-                x, y = left + j * cell_width, top + i * cell_height
                 hover = f"{self.rows[i]}, {self.columns[j]}: {format_value(value, max(self.digits, 3))}"
-                box = {"x": x + 0.5, "y": y + 0.5, "width": cell_width - 1, "height": cell_height - 1, "rx": 2}
-                if value is None:
-                    elements.append(element("rect", tooltip(hover), class_="empty", **box))
-                    continue
-                color, text_color = sequential_color((value - low) / (high - low))
-                text, middle = format_value(value, self.digits), (x + cell_width / 2, y + cell_height / 2)
-                number = label(text, *middle, "small", anchor="middle", fill=text_color)
-                elements.append(element("g", element("rect", fill=color, **box) + number + tooltip(hover)))
+                x, y = left + j * cell_width + 0.5, top + i * cell_height + 0.5
+                box = {"x": x, "y": y, "width": cell_width - 1, "height": cell_height - 1}
+                elements.append(value_cell(value, (low, high), format_value(value, self.digits), hover, **box))
         return elements
 
     def _merged_cells(
@@ -154,22 +174,12 @@ class Heatmap(Figure):
         return elements
 
 
-def value_range(values: Sequence[Sequence[float | None]], low: float | None, high: float | None) -> tuple[float, float]:
-    """Ends of the color scale, which differ."""
-    present = [value for row in values for value in row if value is not None] or [0.0, 1.0]
-    low, high = min(present) if low is None else low, max(present) if high is None else high
-    return (low, high) if high > low else (low - 0.5, low + 0.5)
-
-
 def label_groups(names: Sequence[str]) -> list[tuple[str, int, int]]:
     """Runs of equal labels up to their last space: (label, first, last + 1)."""
     groups: list[tuple[str, int, int]] = []
-    for index, name in enumerate(names):
-        prefix = name.rpartition(" ")[0] or name
-        if groups and groups[-1][0] == prefix:
-            groups[-1] = (prefix, groups[-1][1], index + 1)
-        else:
-            groups.append((prefix, index, index + 1))
+    for prefix, run in groupby(name.rpartition(" ")[0] or name for name in names):
+        start = groups[-1][2] if groups else 0
+        groups.append((prefix, start, start + len(list(run))))
     return groups
 
 
@@ -187,11 +197,10 @@ def merged_cells(
     for i, row in enumerate(values):
         levels = [-1 if v is None else round(min(max((v - low) / (high - low), 0), 1) * (_LEVELS - 1)) for v in row]
         start = 0
-        for j in range(1, len(levels) + 1):
-            if j == len(levels) or levels[j] != levels[start]:
-                run = j - start
-                paths[levels[start]].append(f"M{start} {i}h{run}v1h-{run}z")
-                start = j
+        for level, run in groupby(levels):
+            length = len(list(run))
+            paths[level].append(f"M{start} {i}h{length}v1h-{length}z")
+            start += length
     cells = [
         element(
             "path",
@@ -238,7 +247,7 @@ class Surface(Figure):
 
     def svg(self, *, embedded: bool = False) -> str:
         """Cells around the coordinates, with contour lines; see `Figure.svg`."""
-        low, high = value_range(self.values, self.low, self.high)
+        low, high = value_range((value for row in self.values for value in row), self.low, self.high)
         elements, top = legend(list(self.paths), 12, 4, 600, "line")
         top += 34
         left, right, bottom = 62.0, 520.0, top + 400.0

@@ -11,10 +11,11 @@ from hf_ctxmodels.analysis.figures.drawing import (
     element,
     format_value,
     label,
-    sequential_color,
     shorten,
     text_width,
     tooltip,
+    value_cell,
+    value_range,
 )
 
 _LINE_WIDTH = 700
@@ -213,7 +214,7 @@ class TokenComparison(Figure):
             max(text_width(token), *(text_width(column[i], 11) for column in numbers.values()), 16) + 10
             for i, token in enumerate(tokens)
         ]
-        ranges = {name: column_range(values) for name, values in self.columns.items()}
+        ranges = {name: value_range(values) for name, values in self.columns.items()}
         line_height = 22 * (1 + len(self.columns)) + 14
         elements, x, y = [], left, 6.0
         for i, (token, width) in enumerate(zip(tokens, widths)):
@@ -227,30 +228,8 @@ class TokenComparison(Figure):
             hover = self.texts[i] if self.texts else ""
             elements.append(element("g", label(token, x + width / 2, y + 10, anchor="middle") + tooltip(hover)))
             for row, (name, values) in enumerate(self.columns.items()):
-                low, high = ranges[name]
-                box = {"x": x + 1, "y": y + 22 * row + 23, "width": width - 2, "height": 20.0, "rx": 2}
-                value = values[i]
-                if value is None:
-                    elements.append(element("rect", class_="empty", **box))
-                    continue
-                color, text_color = sequential_color((value - low) / (high - low))
-                number = label(
-                    numbers[name][i], x + width / 2, y + 22 * row + 33, "small", anchor="middle", fill=text_color
-                )
-                elements.append(
-                    element(
-                        "g",
-                        element("rect", fill=color, **box)
-                        + number
-                        + tooltip(f"{token}, {name}: {numbers[name][i]}\n{hover}"),
-                    )
-                )
+                text = numbers[name][i]
+                box = {"x": x + 1, "y": y + 22 * row + 23, "width": width - 2, "height": 20.0}
+                elements.append(value_cell(values[i], ranges[name], text, f"{token}, {name}: {text}\n{hover}", **box))
             x += width
         return document(elements, _LINE_WIDTH + 12, y + line_height, self.title, self.caption, embedded)
-
-
-def column_range(values: Sequence[float | None]) -> tuple[float, float]:
-    """Lowest and highest number of a column, which differ."""
-    present = [value for value in values if value is not None] or [0.0]
-    low, high = min(present), max(present)
-    return (low, high) if high > low else (low - 0.5, low + 0.5)
