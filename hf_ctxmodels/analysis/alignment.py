@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_ctxmodels.analysis.senses import encode_sentences
 from hf_ctxmodels.analysis.similarity import linear_cka
 from hf_ctxmodels.architectures.word_encoder import Sentence, WordEncoder
-from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.evaluation import retrieval
 
@@ -76,49 +76,29 @@ def align_languages(
     size = train_pairs + test_pairs
     if len(pairs) > size:
         pairs = random.Random(0).sample(list(pairs), size)
-    states, are_encoded = [], []
-    for encoder, sentences in zip((first, second), zip(*pairs), strict=True):
-        vectors, has_tokens = sentence_vectors(encoder, sentences, progress)
-        states.append(vectors)
-        are_encoded.append(has_tokens)
-    is_common = are_encoded[0] & are_encoded[1]
-    x, y = (vectors[is_common] for vectors in states)
+    first_sentences, second_sentences = zip(*pairs)
+    x, has_x = encode_sentences(first, first_sentences, progress=progress)
+    y, has_y = encode_sentences(second, second_sentences, progress=progress)
+    x, y = x[has_x & has_y], y[has_x & has_y]
     if len(x) < 12:
         raise CtxError(f"{len(x)} pairs do not suffice for an alignment.", hint="use at least 12, better thousands.")
     test_size = test_pairs if len(x) == size else min(test_pairs, len(x) // 3)
     step = (len(second.layers) - 1) / max(1, len(first.layers) - 1)
     columns = [(column, round(column * step)) for column in range(len(first.layers))]
-    unmapped: list[Tensor] = []
-    mapped: list[Tensor] = []
-    cka: list[Tensor] = []
+    scores = []
     for seed in seeds:
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
         test, train = order[:test_size], order[test_size:]
-        scores = [_align_layers(x[:, i], y[:, j], train, test) for i, j in columns]
-        for values, results in zip((unmapped, mapped, cka), zip(*scores, strict=True), strict=True):
-            values.append(torch.tensor(results))
+        scores.append([_align_layers(x[:, i], y[:, j], train, test) for i, j in columns])
+    accuracy_unmapped, accuracy_mapped, cka = torch.tensor(scores).unbind(-1)
     return LayerAlignment(
         layers=[(first.layers[i], second.layers[j]) for i, j in columns],
-        accuracy_unmapped=torch.stack(unmapped),
-        accuracy_mapped=torch.stack(mapped),
-        cka=torch.stack(cka),
+        accuracy_unmapped=accuracy_unmapped,
+        accuracy_mapped=accuracy_mapped,
+        cka=cka,
         train_pairs=len(x) - test_size,
         test_pairs=test_size,
     )
-
-
-def sentence_vectors(encoder: WordEncoder, sentences: Sequence[Sentence], progress: bool) -> tuple[Tensor, Tensor]:
-    """(sentences, layers, hidden) means of the vectors of words, and (sentences,) whether a sentence has tokens."""
-    vectors = torch.zeros(len(sentences), len(encoder.layers), encoder.hidden_size)
-    has_tokens = torch.zeros(len(sentences), dtype=torch.bool)
-    encoded = progress_bar(
-        encoder.encode(sentences), "encoding", unit="sentences", total=len(sentences), enabled=progress
-    )
-    for row, sentence in enumerate(encoded):
-        has_tokens[row] = bool(sentence.has_tokens.any())
-        if has_tokens[row]:
-            vectors[row] = sentence.vectors[sentence.has_tokens].float().mean(0)
-    return vectors, has_tokens
 
 
 def _align_layers(x: Tensor, y: Tensor, train: Tensor, test: Tensor) -> tuple[float, float, float]:

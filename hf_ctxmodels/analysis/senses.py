@@ -91,6 +91,14 @@ def encode_occurrences(
     return vectors, has_tokens
 
 
+def encode_sentences(
+    encoder: WordEncoder, sentences: Sequence[Sentence], *, dtype: torch.dtype = torch.float32, progress: bool = True
+) -> tuple[Tensor, Tensor]:
+    """(sentences, layers, hidden) mean vectors of the words of sentences, and (sentences,) whether they have tokens."""
+    occurrences = [Occurrence(row, 0, len(split_words(sentence))) for row, sentence in enumerate(sentences)]
+    return encode_occurrences(encoder, sentences, occurrences, dtype=dtype, progress=progress)
+
+
 def project(vectors: Tensor, method: Projection = "pca", seed: int = 0) -> Tensor:
     """Map (n, layers, hidden) vectors to (n, layers, 2), each layer separately.
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hf_ctxmodels.analysis.senses import Occurrence, encode_occurrences
 from hf_ctxmodels.architectures.word_alignment import Sentence, split_words
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
-from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError
 
 _MAX_BLOCK = 2**25  # entries of Gram matrices in memory at the same time
@@ -188,27 +188,20 @@ def compare_layers(
     """
     words = [(number, word) for number, sentence in enumerate(sentences) for word in range(len(split_words(sentence)))]
     samples = [random.Random(seed).sample(words, min(max_words, len(words))) for seed in seeds]
-    positions: dict[int, dict[int, int]] = {}  # sentence -> word -> row
-    for row, (number, word) in enumerate(sorted({pair for sample in samples for pair in sample})):
-        positions.setdefault(number, {})[word] = row
-    has_tokens: list[Tensor] = []
+    occurrences = [Occurrence(*pair, pair[1] + 1) for pair in sorted({pair for sample in samples for pair in sample})]
+    rows = {occurrence[:2]: row for row, occurrence in enumerate(occurrences)}  # by sentence and word
+    is_common = torch.ones(len(occurrences), dtype=torch.bool)
     states: list[Tensor] = []
     names: list[tuple[int, int]] = []  # model and layer of each row of the matrices
     for model, encoder in enumerate(encoders):
         names += [(model, layer) for layer in encoder.layers]
-        vectors, encoded = [], encoder.encode([sentences[number] for number in positions])
-        for sentence, rows in zip(
-            progress_bar(encoded, "encoding", unit="sentences", total=len(positions), enabled=progress),
-            positions.values(),
-        ):
-            vectors.append(sentence.vectors[list(rows)])
-            has_tokens.append(sentence.has_tokens[list(rows)])
-        states.append(torch.cat(vectors).float())
-    is_common = torch.cat(has_tokens).view(len(states), -1).all(0)
+        vectors, has_tokens = encode_occurrences(encoder, sentences, occurrences, progress=progress)
+        states.append(vectors)
+        is_common &= has_tokens
     matrices: dict[str, list[Tensor]] = {measure: [] for measure in measures}
     sizes = []
     for sample in samples:
-        selected = torch.tensor([positions[number][word] for number, word in sample], dtype=torch.long)
+        selected = torch.tensor([rows[pair] for pair in sample], dtype=torch.long)
         selected = selected[is_common[selected]]
         sizes.append(len(selected))
         representations = [vectors[selected, layer] for vectors in states for layer in range(vectors.shape[1])]

@@ -6,8 +6,13 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
+from typing import TypeVar
+
+from torch import Tensor
 
 from hf_ctxmodels.analysis.probing.tasks import ExampleSet
+
+Number = TypeVar("Number", float, Tensor)
 
 PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
 """Shares of the sentences after which a new probe is trained (Voita & Titov 2020, section 2.2.2 and their code)."""
@@ -80,12 +85,12 @@ def shuffle_sentences(examples: ExampleSet, seed: int = 0) -> tuple[list[int], l
     return [index for sentence in sentences for index in by_sentence[sentence]], sizes
 
 
-def online_code_length(first_size: int, num_labels: int, losses: Sequence[float]) -> float:
+def online_code_length(first_size: int, num_labels: int, losses: Sequence[Number]) -> Number | float:
     """Bits of the online code: the first portion by a uniform code, each later one by the probe that was trained on all
     before it (Voita & Titov 2020, equation 3).
 
-    `losses` are sums of cross-entropy in nats. The published code adds them to bits without conversion, so that its
-    code lengths are smaller and not comparable.
+    `losses` are sums of cross-entropy in nats, numbers or tensors of equal shapes. The published code adds them to bits
+    without conversion, so that its code lengths are smaller and not comparable.
     """
     return first_size * math.log2(num_labels) + sum(losses) / math.log(2)
 

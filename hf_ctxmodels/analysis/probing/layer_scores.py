@@ -106,7 +106,10 @@ def probe_layers(
         `compression`, and `control_bits`, `control_compression`.
     """
     is_edge = isinstance(options.probe, EdgeOptions)
-    _check_labels(inputs.task, is_edge)
+    if inputs.task.is_multilabel and not is_edge:
+        raise CtxError(
+            f"Examples of {inputs.task.name} have several labels.", location="--probe", hint="use --probe edge."
+        )
     if not is_edge:
         inputs = inputs.pooled()
     has_control = options.control_task and not inputs.task.is_sentence_level
@@ -136,11 +139,6 @@ def probe_layers(
     return scores
 
 
-def _check_labels(task: ProbingTask, is_edge: bool) -> None:
-    if task.is_multilabel and not is_edge:
-        raise CtxError(f"Examples of {task.name} have several labels.", location="--probe", hint="use --probe edge.")
-
-
 def _grid(inputs: LabeledVectors, variants: list[str]) -> ProbeGrid:
     names = [f"{inputs.task.name} layer {layer}" for layer in inputs.layers]
     return ProbeGrid(names, variants, inputs.vectors.shape[-1], inputs.task.num_slots, len(inputs.task.labels))
@@ -160,9 +158,8 @@ def _targets(task: ProbingTask, variants: Sequence[tuple[str, int]], is_multilab
                 continue
             control = ControlTask(train_labels, seed)
             labels = {word_type: (control.label(word_type),) for word_type in set(types)}
-            variant_targets.append(
-                label_targets([labels[word_type] for word_type in types], task.labels, is_multilabel)
-            )
+            control_labels = [labels[word_type] for word_type in types]
+            variant_targets.append(label_targets(control_labels, task.labels, is_multilabel))
         targets[split] = torch.stack(variant_targets)
     return targets
 
@@ -197,13 +194,8 @@ def _code_lengths(
         portion = f"{description}, portion {number} of {len(sizes) - 1}"
         train_probes(probes, shuffled.select(0, size), dev, options.training, description=portion)
         losses.append(evaluate_probes(probes, shuffled.select(size, next_size)).loss)
-    shape = (len(grid.layers), len(grid.variants))
-    bits = torch.zeros(shape, dtype=torch.double)
-    for layer in range(shape[0]):
-        for variant in range(shape[1]):
-            nats = [float(loss[layer, variant]) for loss in losses]
-            bits[layer, variant] = online_code_length(sizes[0], grid.num_labels, nats)
-    return bits
+    bits = torch.zeros(len(grid.layers), len(grid.variants), dtype=torch.double)
+    return bits + online_code_length(sizes[0], grid.num_labels, losses)
 
 
 @dataclass
@@ -263,8 +255,9 @@ def probe_structure(
         The scores of each layer, and for distances the predicted tree of the first test sentence of 6 to 14 words, with
         the first seed.
     """
-    grid = ProbeGrid([f"{task} layer {layer}" for layer in layers], [str(seed) for seed in seeds], _width(data), 1, 1)
-    probes = StructuralProbes(grid, min(options.rank, _width(data)))
+    hidden_size = data["train"].vectors.shape[-1]
+    grid = ProbeGrid([f"{task} layer {layer}" for layer in layers], [str(seed) for seed in seeds], hidden_size, 1, 1)
+    probes = StructuralProbes(grid, min(options.rank, hidden_size))
     train_structural(probes, data["train"], data["dev"], task, options.training, description=description)
     evaluate = evaluate_distances if task == "distance" else evaluate_depths
     numbers = evaluate(predict_structure(probes, data["test"], task))
@@ -286,7 +279,3 @@ def probe_structure(
 def example_index(lengths: Iterable[int]) -> int | None:
     """Index of the first sentence of 6 to 14 words; None if there is none."""
     return next((index for index, length in enumerate(lengths) if 6 <= length <= 14), None)
-
-
-def _width(data: dict[str, TreeData]) -> int:
-    return data["train"].vectors.shape[-1]

@@ -152,8 +152,6 @@ def pair_features(slots: Sequence[Tensor]) -> Tensor:
 class LinearProbes(nn.Module):
     """Linear classifiers."""
 
-    uses_spans = False
-
     def __init__(self, grid: ProbeGrid, options: LinearOptions) -> None:
         super().__init__()
         self.weight = grid.linear(grid.hidden_size * (3 if grid.num_slots == 2 else 1), grid.num_labels)
@@ -166,8 +164,6 @@ class LinearProbes(nn.Module):
 
 class MlpProbes(nn.Module):
     """Classifiers with one hidden layer and ReLU."""
-
-    uses_spans = False
 
     def __init__(self, grid: ProbeGrid, options: MlpOptions) -> None:
         super().__init__()
@@ -185,8 +181,6 @@ class MlpProbes(nn.Module):
 
 class BilinearProbes(nn.Module):
     """Classifiers of pairs by a low-rank bilinear form of the two vectors per label."""
-
-    uses_spans = False
 
     def __init__(self, grid: ProbeGrid, options: BilinearOptions) -> None:
         if grid.num_slots != 2:
@@ -213,8 +207,6 @@ class EdgeProbes(nn.Module):
     normalization, dropout, linear. The losses are of one sigmoid per label.
     """
 
-    uses_spans = True
-
     def __init__(self, grid: ProbeGrid, options: EdgeOptions) -> None:
         super().__init__()
         size = options.hidden_size
@@ -234,12 +226,11 @@ class EdgeProbes(nn.Module):
         pooled = []
         for slot, projection in enumerate(self.projections):
             is_selected = spans // batch.num_examples == slot
+            examples = spans[is_selected] % batch.num_examples  # of each word
             projected = project(batch.vectors[:, is_selected], projection) + self.projection_biases[slot]
-            weights = segment_softmax(
-                (projected @ self.scores[slot]).squeeze(-1), spans[is_selected] % batch.num_examples, batch.num_examples
-            )
+            weights = segment_softmax((projected @ self.scores[slot]).squeeze(-1), examples, batch.num_examples)
             sums = projected.new_zeros(*projected.shape[:2], batch.num_examples, projected.shape[-1])
-            pooled.append(sums.index_add(2, spans[is_selected] % batch.num_examples, projected * weights[..., None]))
+            pooled.append(sums.index_add(2, examples, projected * weights[..., None]))
         hidden = torch.tanh(torch.cat(pooled, -1) @ self.hidden_weight + self.hidden_bias)
         hidden = F.layer_norm(hidden, hidden.shape[-1:]) * self.norm_weight + self.norm_bias
         return self.dropout(hidden) @ self.weight + self.bias
@@ -271,7 +262,6 @@ class MixedProbes(nn.Module):
         self.mix = grid.zeros(num_layers)
         self.gamma = nn.Parameter(torch.ones(num_layers, num_variants))
         self.register_buffer("is_excluded", torch.ones(num_layers, num_layers).triu(1).bool(), persistent=False)
-        self.uses_spans = self.probes.uses_spans
 
     def mix_weights(self) -> Tensor:
         """(L, V, layers) softmax-normalized weights; 0 above the input's layer."""

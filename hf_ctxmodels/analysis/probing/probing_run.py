@@ -39,9 +39,10 @@ from hf_ctxmodels.analysis.probing.tasks import (
     is_treebank_task,
 )
 from hf_ctxmodels.analysis.probing.training import standardize
+from hf_ctxmodels.analysis.senses import encode_sentences
 from hf_ctxmodels.analysis.treebanks import read_senteval
 from hf_ctxmodels.architectures.word_encoder import WordEncoder, WordPooling
-from hf_ctxmodels.core.console import print_status, progress_bar
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import did_you_mean
 from hf_ctxmodels.core.output_files import write_text_file
@@ -173,12 +174,7 @@ class Representations:
                         if tuple(words) not in self._means:
                             self._means[tuple(words)] = len(texts)
                             texts.append(words)
-        self._mean_vectors = torch.empty(len(texts), *self.vectors.shape[1:], dtype=dtype)
-        encoded = progress_bar(encoder.encode(texts), "encoding", unit="sentences", total=len(texts))
-        for row, sentence in enumerate(encoded if texts else ()):
-            has_tokens = sentence.has_tokens
-            total = sentence.vectors[has_tokens].sum(0)
-            self._mean_vectors[row] = (total / max(int(has_tokens.sum()), 1)).to(dtype)
+        self._mean_vectors, _ = encode_sentences(encoder, texts, dtype=dtype)
 
     def labeled(self, task: ProbingTask, columns: list[int], layers: list[int]) -> LabeledVectors:
         """The vectors of a task's examples, for some columns of the table, which hold these layers."""
@@ -283,7 +279,7 @@ class ProbingRun:
         encoder = WordEncoder(
             model, self.tokenizer, layers="all" if self.layers is None else self.layers, pooling=self.pooling
         )
-        digest = self._digest(model)
+        digest = weights_digest(model.state_dict()) + tokenizer_digest(self.tokenizer)
         names = [*self.data.tasks, *self.data.structural]
         files = {name: self._partial_file(name, weights, digest) for name in names}
         results = {name: TaskResult() if file is None else TaskResult.load(file) for name, file in files.items()}
@@ -346,9 +342,6 @@ class ProbingRun:
                 "expected_layer": mixes.expected_layer().tolist(),
             }
 
-    def _digest(self, model: PreTrainedModel) -> str:
-        return weights_digest(model.state_dict()) + tokenizer_digest(self.tokenizer)
-
     def _partial_file(self, name: str, weights: Weights, model_digest: str) -> Path | None:
         """File of a task's partial result; its name has a digest of all settings but the layers."""
         if self.partial_dir is None:
@@ -374,15 +367,13 @@ class ProbingRun:
         baselines = {}
         is_edge = isinstance(self.options.probe, EdgeOptions)
         for name, partitions in self.data.tasks.items():
-            values: dict[str, list[float]] = {"majority": []}
+            values: dict[str, list[float]] = {}
             for task in partitions:
                 train, test = task.splits["train"], task.splits["test"]
                 positive_label = None if is_edge else task.positive_label
                 references = [example.labels for example in test.examples]
-                baseline_names = (
-                    {"majority": False} if task.is_sentence_level else {"majority": False, "word_majority": True}
-                )
-                for baseline, by_words in baseline_names.items():
+                for by_words in (False,) if task.is_sentence_level else (False, True):
+                    baseline = "word_majority" if by_words else "majority"
                     predictions = majority_predictions(train, test, by_words=by_words)
                     values.setdefault(baseline, []).append(label_score(predictions, references, positive_label))
             baselines[name] = {baseline: sum(scores) / len(scores) for baseline, scores in values.items()}

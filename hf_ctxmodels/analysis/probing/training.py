@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -129,11 +130,9 @@ def standardize(vectors: Tensor, num_training_rows: int, has_tokens: Tensor) -> 
     for start in range(0, num_training_rows, _CHUNK_ROWS):
         stop = min(start + _CHUNK_ROWS, num_training_rows)
         chunk = vectors[start:stop][has_tokens[start:stop]].float()
-        sums, squares, count = (
-            sums + chunk.sum(0).double(),
-            squares + chunk.square().sum(0).double(),
-            count + len(chunk),
-        )
+        sums += chunk.sum(0)
+        squares += chunk.square().sum(0)
+        count += len(chunk)
     mean = sums / max(count, 1)
     variance = squares / max(count, 1) - mean.square()
     if not bool(torch.isfinite(variance).all()):
@@ -203,7 +202,7 @@ def train_probes(
     selection = dev.select(0, _MAX_SELECTION_EXAMPLES)
     optimize_probes(
         probes,
-        _batches(len(train), batch_size, steps),
+        islice(_batches(len(train), batch_size), steps),
         lambda index: train.losses(probes(train.batch(index)), index).mean(-1),
         lambda: evaluate_probes(probes, selection).loss,
         training,
@@ -263,15 +262,11 @@ def optimize_probes(
             parameter.copy_(best[name].view_as(parameter))
 
 
-def _batches(num_examples: int, batch_size: int, steps: int) -> Iterator[Tensor]:
-    """Random batches, each example once in an epoch; the same for all probes."""
+def _batches(num_examples: int, batch_size: int) -> Iterator[Tensor]:
+    """Random batches without end, each example once in an epoch; the same for all probes."""
     generator = torch.Generator().manual_seed(0)
     while True:
-        for index in torch.randperm(num_examples, generator=generator).split(batch_size):
-            yield index
-            steps -= 1
-            if not steps:
-                return
+        yield from torch.randperm(num_examples, generator=generator).split(batch_size)
 
 
 def label_targets(labels: Sequence[Sequence[str]], names: Sequence[str], is_multilabel: bool) -> Tensor:
