@@ -5,7 +5,7 @@ differ: the log-probability of a word is the sum of its tokens' log-probabilitie
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,20 +73,43 @@ def score_words(
         if token.position < len(token_words) and token_words[token.position] != NO_WORD:
             scores[token_words[token.position]].append(token)
     counts = np.bincount(token_words[token_words != NO_WORD], minlength=len(words))
-    is_complete = [bool(tokens) and len(tokens) == count for tokens, count in zip(scores, counts)]
+    complete = [tokens if len(tokens) == count else [] for tokens, count in zip(scores, counts)]
     return WordScores(
         words,
-        [sum(token.log_probability for token in t) if complete else None for t, complete in zip(scores, is_complete)],
-        [max(token.rank for token in t) if complete else None for t, complete in zip(scores, is_complete)],
-        [
-            [_token_text(tokenizer, i) for i in t[0].predictions] if complete else []
-            for t, complete in zip(scores, is_complete)
-        ],
+        [sum(token.log_probability for token in tokens) if tokens else None for tokens in complete],
+        [max((token.rank for token in tokens), default=None) for tokens in complete],
+        [[_token_text(tokenizer, i) for token in tokens[:1] for i in token.predictions] for tokens in complete],
     )
 
 
 def _token_text(tokenizer: PreTrainedTokenizerBase, token_id: int) -> str:
     return tokenizer.convert_tokens_to_string([tokenizer.convert_ids_to_tokens(token_id)]).strip() or "␣"
+
+
+def _differences(first: WordScores, second: WordScores) -> list[float | None]:
+    pairs = zip(first.log_probabilities, second.log_probabilities)
+    return [None if a is None or b is None else a - b for a, b in pairs]
+
+
+def word_figure(name: str, title: str, scores: Mapping[str, WordScores], caption: str) -> TokenComparison:
+    """Log-probabilities and ranks of the words of a text, and the difference of the first two models; on hover, the
+    predictions.
+
+    Args:
+        scores: Name of a model -> its scores.
+    """
+    columns: dict[str, list[float | None]] = {}
+    for model, word_scores in scores.items():
+        columns |= {f"log P, {model}": word_scores.log_probabilities, f"rank, {model}": list(word_scores.ranks)}
+    first, *others = scores.values()
+    if others:
+        columns["difference"] = _differences(first, others[0])
+    predictions = zip(*(word_scores.predictions for word_scores in scores.values()))
+    texts = [
+        "\n".join(f"{model} predicts: {', '.join(tokens)}" for model, tokens in zip(scores, words) if tokens)
+        for words in predictions
+    ]
+    return TokenComparison(name, title, first.words, columns, texts, caption=caption)
 
 
 @dataclass
@@ -99,8 +122,7 @@ class TextComparison:
     @property
     def differences(self) -> list[float | None]:
         """Log-probability of each word under the first model minus that under the second one."""
-        pairs = zip(*(scores.log_probabilities for scores in self.scores))
-        return [None if a is None or b is None else a - b for a, b in pairs]
+        return _differences(*self.scores)
 
     @property
     def mean_difference(self) -> float:
@@ -200,18 +222,9 @@ def _scatter(words: Words, names: Sequence[str], note: str) -> ScatterMap:
 
 
 def _text_figure(figure_name: str, text: TextComparison, names: Sequence[str]) -> TokenComparison:
-    columns: dict[str, list[float | None]] = {}
-    for name, scores in zip(names, text.scores):
-        columns |= {f"log P, {name}": scores.log_probabilities, f"rank, {name}": list(scores.ranks)}
-    columns["difference"] = text.differences
-    predictions = zip(*(scores.predictions for scores in text.scores))
-    texts = [
-        "\n".join(f"{name} predicts: {', '.join(tokens)}" for name, tokens in zip(names, pair) if tokens)
-        for pair in predictions
-    ]
     title = text.text if len(text.text) <= 60 else f"{text.text[:59]}…"
     caption = (
         f"Difference: log P under {names[0]} minus log P under {names[1]}, in nats. Mean absolute difference: "
         f"{text.mean_difference:.2f}. Rank 1 is the most probable token."
     )
-    return TokenComparison(figure_name, title, text.scores[0].words, columns, texts, caption=caption)
+    return word_figure(figure_name, title, dict(zip(names, text.scores)), caption)

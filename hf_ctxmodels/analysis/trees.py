@@ -104,12 +104,12 @@ def fit_tree_spaces(
             hint="use one layer, and at least 10 sentences.",
         )
     held_out = max(1, round(_DEV_FRACTION * len(train)))
+    first_dev, first_test = len(train) - held_out, len(train)
     sentences = [*train[held_out:], *train[:held_out], *test]
     corpus = encoder.encode_corpus([sentence.words for sentence in sentences], progress=progress)
     starts = corpus.starts.tolist()
-    vectors = standardize(corpus.vectors, starts[len(train) - held_out], corpus.has_tokens)
+    vectors = standardize(corpus.vectors, starts[first_dev], corpus.has_tokens)
     parsed = [ParsedSentence.from_treebank(sentence, start) for sentence, start in zip(sentences, starts)]
-    first_dev, first_test = len(train) - held_out, len(train)
     splits = {"train": parsed[:first_dev], "dev": parsed[first_dev:first_test], "test": parsed[first_test:]}
     data = {name: TreeData(vectors, split) for name, split in splits.items()}
     grid = ProbeGrid([f"layer {encoder.layers[0]}"], list(map(str, seeds)), encoder.hidden_size, 1, 1)

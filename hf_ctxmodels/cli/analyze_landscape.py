@@ -207,7 +207,7 @@ def _ends(runs: Sequence[Run], partial: PartialResults) -> Table:
 
 def _line(runs: Sequence[Run], arguments: LandscapeArguments, partial: PartialResults) -> list[Figure]:
     # 0 and 1 are among the coordinates
-    coordinates = sorted({0.0, 1.0, *torch.linspace(-0.5, 1.5, arguments.points, dtype=torch.float64).tolist()})
+    coordinates = sorted({0.0, 1.0, *_axis(-0.5, 1.5, arguments.points)})
     metrics = {}
     for run in runs:
         line = Plane(run.start, [run.direction()])
@@ -278,14 +278,14 @@ def _surfaces(runs: Sequence[Run], arguments: LandscapeArguments, partial: Parti
             label = "random direction, in norms of the filters"
         plane = Plane(run.start, [first, second])
         path: list[tuple[float, ...]] = [(0.0, 0.0)]
-        path += [plane.project(restrict_to(run, checkpoint)) for checkpoint in run.checkpoints]
+        path += [plane.project(_restricted_weights(run, checkpoint)) for checkpoint in run.checkpoints]
         path.append(plane.project(run.end))
         axes = _axis(-0.5, 1.5, arguments.plane_points), _axis(low, high, arguments.plane_points)
         panels.append(_Panel(run, plane, *axes, {"training": path}, ("from start to end of training", label)))
     return _draw("surface", "Loss surface", panels, partial)
 
 
-def restrict_to(run: Run, checkpoint: Path) -> Weights:
+def _restricted_weights(run: Run, checkpoint: Path) -> Weights:
     """The weights of a checkpoint; embeddings of tokens that do not occur keep their initial values."""
     change = restrict(difference(run.start, checkpoint_weights(run.loss, checkpoint)), run.masks)
     return {name: weight + change[name] for name, weight in run.start.items()}

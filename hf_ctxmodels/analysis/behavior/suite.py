@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
@@ -21,7 +21,7 @@ from hf_ctxmodels.core.flags import did_you_mean
 from hf_ctxmodels.core.loading import matches_type, read_utf8
 
 Kind = Literal["MFT", "INV", "DIR"]
-KINDS: tuple[Kind, ...] = ("MFT", "INV", "DIR")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 DEFAULT_CASES = 100
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _HINT = "see the file that `hf-ctxmodels recipes` lists under behavioral tests."
@@ -63,8 +63,7 @@ class Suite:
     def with_labels(self, model_labels: Mapping[str, str]) -> "Suite":
         """The suite with the labels of a model; `model_labels` maps names in the file to them."""
         tests = [
-            replace(test, labels=type(test.labels)(model_labels.get(label, label) for label in test.labels))
-            for test in self.tests
+            replace(test, labels=tuple(model_labels.get(label, label) for label in test.labels)) for test in self.tests
         ]
         return replace(self, tests=tests)
 
@@ -81,11 +80,10 @@ def read_suite(file: str | Path) -> Suite:
         CtxError: The file cannot be read, or a key is unknown, missing or has a wrong value; the location names the
             file and the path of the key, such as `tests[2].perturbation`.
     """
+    text = read_utf8(file, hint=_HINT)
     try:
-        content = yaml.safe_load(read_utf8(file, hint=_HINT))
+        content = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        if isinstance(error, CtxError):
-            raise
         raise CtxError(f"Not valid YAML: {error}.", location=file, hint=_HINT) from error
     reader = _Reader(file)
     root = reader.mapping(content, "", ("lexicons", "tests"))
@@ -165,10 +163,8 @@ def _read_test(reader: _Reader, entry: Any, path: str, lexicons: Mapping[str, Se
             reader.fail("Expected a label.", f"{path}.label", "write one label.")
     change, tolerance = None, 0.0
     if kind == "DIR":
-        change, tolerance = (
-            reader.value(mapping, "change", path, str),
-            reader.value(mapping, "tolerance", path, float, 0.0),
-        )
+        change = reader.value(mapping, "change", path, str)
+        tolerance = reader.value(mapping, "tolerance", path, float, 0.0)
         if change not in ("increase", "decrease"):
             reader.fail(f"Unknown change {change!r}.", f"{path}.change", "use increase or decrease.")
         if not 0 <= tolerance <= 1:

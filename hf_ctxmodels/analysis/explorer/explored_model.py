@@ -100,7 +100,12 @@ class ExploredModel:
         if self.task == "causal":
             ids = self._ids_to_continue(sentence.partition(BLANK)[0].strip())
             return [self._best(self._logits(ids)[-1], count)]
-        self._require_task()
+        if self.task is None:
+            raise CtxError(
+                f"{type(self.model).__name__} has no head that predicts a missing or the next word.",
+                location=self.name,
+                hint="use a checkpoint of a masked or causal language model.",
+            )
         text = self._fill_blanks(sentence)
         encoding = self.tokenizer(text, return_offsets_mapping=True, verbose=False)
         self._check_length(len(encoding["input_ids"]))
@@ -125,14 +130,6 @@ class ExploredModel:
         scores = score_words(self.model, self.tokenizer, text)
         assert scores is not None, "the length was checked"
         return scores
-
-    def _require_task(self) -> None:
-        if self.task is None:
-            raise CtxError(
-                f"{type(self.model).__name__} has no head that predicts a missing or the next word.",
-                location=self.name,
-                hint="use a checkpoint of a masked or causal language model.",
-            )
 
     def _fill_blanks(self, text: str) -> str:
         """A text with mask tokens for blanks, if the tokenizer has one."""

@@ -20,9 +20,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hf_ctxmodels.analysis.comparison import TextComparison
+from hf_ctxmodels.analysis.comparison import word_figure
 from hf_ctxmodels.analysis.explorer.explored_model import BLANK, ExploredModel
-from hf_ctxmodels.analysis.figures import TokenComparison, figure_style
+from hf_ctxmodels.analysis.figures import figure_style
 from hf_ctxmodels.analysis.report.page import asset, render_figure
 from hf_ctxmodels.architectures.word_alignment import split_words
 from hf_ctxmodels.core.errors import CtxError
@@ -93,23 +93,11 @@ def compare(models: Models, values: Values) -> dict[str, Any]:
     scores = {name: model.score_words(text) for name, model in models.items() if model.is_language_model}
     if not scores:
         raise CtxError("No model is a language model.", hint="start the page with a masked or causal language model.")
-    columns: dict[str, Sequence[float | None]] = {}
-    for name, word_scores in scores.items():
-        columns |= {f"log P, {name}": word_scores.log_probabilities, f"rank, {name}": list(word_scores.ranks)}
-    if len(scores) > 1:
-        first, second = list(scores.values())[:2]
-        columns["difference"] = TextComparison(text, (first, second)).differences
-    words = next(iter(scores.values())).words
-    texts = [
-        "\n".join(f"{name} predicts: {', '.join(item.predictions[index])}" for name, item in scores.items())
-        for index in range(len(words))
-    ]
     caption = (
         "Log-probability (nats) and rank of each word, without blanks. A masked language model reads both sides, and "
         "the other tokens of the same word; a causal one reads what precedes."
     )
-    figure = TokenComparison("comparison", "Probability of each word", words, columns, texts, caption=caption)
-    return {"figure": render_figure(figure)}
+    return {"figure": render_figure(word_figure("comparison", "Probability of each word", scores, caption))}
 
 
 def split(models: Models, values: Values) -> dict[str, Any]:

@@ -83,7 +83,25 @@ class Attack(ABC):
         )
 
 
-class ClassificationAttack(Attack):
+class TaskAttack(Attack):
+    """An attack on a model with the head of a fine-tuning task."""
+
+    def __init__(self, predictor: Predictor, batch_size: int) -> None:
+        super().__init__(predictor.model, predictor.tokenizer, batch_size)
+        self.task: Any = predictor.task
+
+    def collator(self) -> Collator:
+        """The collator of the features."""
+        return self.task.collator(self.tokenizer)
+
+    def predict(self, examples: Sequence[Any]) -> list[Any]:
+        """The predictions of the task for examples with a trigger."""
+        encoded = self.task.encode(examples, self.tokenizer)
+        outputs = run_head(self.model, self.tokenizer, self.task, encoded, self.batch_size)
+        return self.task.decode(examples, encoded, outputs)
+
+
+class ClassificationAttack(TaskAttack):
     """Attack on a classifier of texts or pairs (section 3); the trigger is put before the last text (the hypothesis).
 
     Outcomes: whether the label is predicted, or with a target, whether the target label is predicted.
@@ -94,14 +112,13 @@ class ClassificationAttack(Attack):
     """
 
     def __init__(self, predictor: Predictor, target: str | None = None, batch_size: int = 64) -> None:
-        super().__init__(predictor.model, predictor.tokenizer, batch_size)
+        super().__init__(predictor, batch_size)
         if not isinstance(predictor.task, SequenceClassification):
             raise CtxError(
                 f"The task {predictor.task.name} cannot be attacked.",
                 location=predictor.model.name_or_path,
                 hint="use a classifier of texts or pairs, a question answering model or a causal language model.",
             )
-        self.task: SequenceClassification = predictor.task
         self.target = target
         if target is not None and target not in self.task.labels:
             raise CtxError(
@@ -126,22 +143,14 @@ class ClassificationAttack(Attack):
         """Model inputs of texts with a trigger, and the targets of the search."""
         return self.task.encode(self._examples(examples, trigger), self.tokenizer).features
 
-    def collator(self) -> Collator:
-        """The collator of the features."""
-        return self.task.collator(self.tokenizer)
-
     def outcomes(self, examples: Sequence[SequenceExample], trigger: str) -> np.ndarray:
         """(examples,) whether the label, or the target, is predicted."""
         changed = self._examples(examples, trigger)
-        encoded = self.task.encode(changed, self.tokenizer)
-        predictions = self.task.decode(
-            changed, encoded, run_head(self.model, self.tokenizer, self.task, encoded, self.batch_size)
-        )
-        pairs = zip(predictions, changed, strict=True)
+        pairs = zip(self.predict(changed), changed, strict=True)
         return np.array([float(prediction == example.label) for prediction, example in pairs])
 
 
-class AnswerAttack(Attack):
+class AnswerAttack(TaskAttack):
     """Attack on extractive question answering (section 4): the trigger, before the context, contains an answer, which
     the model should give to any question. Half of the tokens are before the answer.
 
@@ -151,9 +160,8 @@ class AnswerAttack(Attack):
     increases_loss = False
 
     def __init__(self, predictor: Predictor, answer: str, batch_size: int = 64) -> None:
-        super().__init__(predictor.model, predictor.tokenizer, batch_size)
+        super().__init__(predictor, batch_size)
         assert isinstance(predictor.task, QuestionAnswering)
-        self.task: QuestionAnswering = predictor.task
         self.answer, self.metric = answer, f"answered {answer!r}"
         self.reserved_words = answer.lower().split()
 
@@ -178,16 +186,9 @@ class AnswerAttack(Attack):
             first_windows.setdefault(window.example, feature)
         return list(first_windows.values())
 
-    def collator(self) -> Collator:
-        """The collator of the features."""
-        return self.task.collator(self.tokenizer)
-
     def outcomes(self, examples: Sequence[Question], trigger: str) -> np.ndarray:
         """(questions,) whether the model gives the answer."""
-        changed = self._examples(examples, trigger)
-        encoded = self.task.encode(changed, self.tokenizer)
-        outputs = run_head(self.model, self.tokenizer, self.task, encoded, self.batch_size)
-        answers = self.task.decode(changed, encoded, outputs)
+        answers = self.predict(self._examples(examples, trigger))
         return np.array([answer_exact_match(answer.text, self.answer) for answer in answers])
 
 
