@@ -21,15 +21,20 @@ def read_sentences(files: Sequence[str | Path]) -> list[Sentence]:
     return sentences
 
 
+def check_sentence_file(file: str, location: str, suffixes: Sequence[str] = FILE_SUFFIXES) -> None:
+    """Raise CtxError if a file does not have the suffix of a format that `read_file` reads."""
+    if document_suffix(file) not in FILE_SUFFIXES:
+        raise CtxError(
+            f"Cannot read sentences from a file with the suffix {document_suffix(file)!r}.",
+            location=location,
+            hint=f"use one of {', '.join(suffixes)}, plain or compressed.",
+        )
+
+
 def _sentences_of_file(file: str) -> Iterator[Sentence]:
     if is_treebank(file):
         yield from (sentence.words for sentence in read_treebank(file))
         return
-    if document_suffix(file) not in FILE_SUFFIXES:
-        raise CtxError(
-            f"Cannot read sentences from a file with the suffix {document_suffix(file)!r}.",
-            location=file,
-            hint=f"use one of .conllu, {', '.join(FILE_SUFFIXES)}, plain or compressed.",
-        )
+    check_sentence_file(file, file, (".conllu", *FILE_SUFFIXES))
     for paragraphs in read_file(FileRange(file), TextColumns(), "line"):
         yield from paragraphs

@@ -41,11 +41,9 @@ class WordAnalysisArguments(OutputArguments):
         model of the same configuration with initial weights. `languages` are the languages of the models' inputs."""
         for index, (name, source) in enumerate(zip(short_names(self.model), self.model)):
             model, tokenizer = load_model_and_tokenizer(source, "AutoModel")
-            placement.place(model)
+            placement.place_for_inference(model)
             if languages:
                 set_language(model.config, tokenizer, languages[index], "--languages")
-            if hasattr(model, "prepare_for_inference"):
-                model.prepare_for_inference()
             print_status(f"{name}: {type(model).__name__}")
             yield name, WordEncoder(model.eval(), tokenizer, pooling=self.pooling)
             if untrained:

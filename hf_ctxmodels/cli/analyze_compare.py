@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from hf_ctxmodels.analysis.comparison import TextComparison, WordScores, comparison_result, score_words
 from hf_ctxmodels.analysis.output_arguments import OutputArguments
 from hf_ctxmodels.analysis.word_arguments import short_names
+from hf_ctxmodels.cli.encode import iterate_sentences
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
-from hf_ctxmodels.data.text_files import FileRange, TextColumns, read_file
 from hf_ctxmodels.evaluation.scoring import LikelihoodKind, likelihood_kind, load_language_model
 
 
@@ -34,8 +34,7 @@ class ComparisonArguments(OutputArguments):
             raise CtxError(
                 f"A comparison is of two models, not {len(self.model)}.", location="--model", hint="name two models."
             )
-        for name in ("max_texts", "batch_size"):
-            check_range(self, name, at_least=1)
+        check_range(self, "max_texts", "batch_size", at_least=1)
         check_range(self, "max_figures", at_least=0)
 
 
@@ -45,7 +44,7 @@ def main() -> None:
         ComparisonArguments, DeviceArguments, description=__doc__, essential=("model", "text", "output_dir")
     )
     arguments.check_output("compare")
-    lines = (" ".join(paragraphs) for paragraphs in read_file(FileRange(arguments.text), TextColumns(), "line"))
+    lines = iterate_sentences(arguments.text, "text")
     texts = [line for line, _ in zip(lines, range(arguments.max_texts)) if line.strip()]
     if not texts:
         raise CtxError("No text.", location=f"--text {arguments.text}", hint="use a file with a text per line.")

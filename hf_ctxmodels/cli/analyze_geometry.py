@@ -40,8 +40,7 @@ class GeometryArguments(WordAnalysisArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "min_occurrences", at_least=2)
-        check_range(self, "sample_size", at_least=2)
+        check_range(self, "min_occurrences", "sample_size", at_least=2)
         if not self.text:
             raise CtxError("No text.", location="--text", hint="use files with sentences.")
 

@@ -68,10 +68,8 @@ class ScoredModel:
                 location=f"--model {arguments.model}",
                 hint="use a classifier, a regressor, a tagger or a model that answers questions.",
             )
-        placement.place(self.model)
-        attention_layers(self.model)
-        if hasattr(self.model, "prepare_for_inference"):
-            self.model.prepare_for_inference()
+        attention_layers(self.model)  # raises CtxError for a model without attention heads
+        placement.place_for_inference(self.model)
         self.examples = self.task.read(arguments.validation_file, "validation")[: arguments.max_examples]
         self.encoded = self.task.encode(self.examples, self.tokenizer)
         self.batch_size, self.num_gradients = arguments.batch_size, arguments.importance_examples

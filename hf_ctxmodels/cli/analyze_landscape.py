@@ -79,8 +79,7 @@ class LandscapeArguments(OutputArguments):
     seed: int = flag(0, "Seed of random directions, and of the random weights used as the origin for --scratch.")
 
     def __post_init__(self) -> None:
-        check_range(self, "points", at_least=3)
-        check_range(self, "plane_points", at_least=3)
+        check_range(self, "points", "plane_points", at_least=3)
         check_range(self, "batch_size", "max_examples", at_least=1)
         check_range(self, "seed", at_least=0, at_most=MAX_SEED)
         if (self.validation_file is None) == (not self.text):

@@ -39,8 +39,7 @@ class TreeArguments(WordAnalysisArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "rank", at_least=1)
-        check_range(self, "epochs", at_least=1)
+        check_range(self, "rank", "epochs", at_least=1)
         check_range(self, "max_sentences", at_least=10)
         check_range(self, "max_figures", at_least=0)
 

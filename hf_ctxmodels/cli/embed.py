@@ -30,9 +30,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from hf_ctxmodels.analysis.sentences import check_sentence_file
 from hf_ctxmodels.architectures.word_alignment import Sentence, WordPooling, split_words
 from hf_ctxmodels.architectures.word_encoder import create_tensors
-from hf_ctxmodels.cli.encode import check_sentence_file, read_sentences
+from hf_ctxmodels.cli.encode import iterate_sentences
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.devices import DeviceArguments
@@ -71,7 +72,7 @@ class EmbeddingArguments:
                 location=f"--output {self.output}",
                 hint=f"use one of {', '.join(_WRITERS)}.",
             )
-        check_sentence_file(self.input)
+        check_sentence_file(self.input, f"--input {self.input}")
         if self.layers not in ("last", "mix", "all") and not self.layers.lstrip("-").isdecimal():
             raise CtxError(
                 f"Invalid value {self.layers!r}.", location="--layers", hint="use last, mix, all or a number."
@@ -79,7 +80,7 @@ class EmbeddingArguments:
 
     def sentences(self) -> Iterator[Sentence]:
         """The sentences of the input."""
-        for text in read_sentences(self.input, self.text_column):
+        for text in iterate_sentences(self.input, self.text_column):
             yield text.split() if self.split_at_spaces else text
 
 
@@ -133,9 +134,7 @@ def main() -> None:
     options = {"pooling": arguments.pooling, "batch_tokens": arguments.batch_tokens, "device": placement.device}
     encoders = open_encoders(arguments.model, layers, **options)
     for encoder in encoders:
-        model = placement.place(encoder.encoder.model)
-        if hasattr(model, "prepare_for_inference"):
-            model.prepare_for_inference()
+        placement.place_for_inference(encoder.encoder.model)
     folder = output.with_name(f".{output.name}.parts")
     files = embed_parts(arguments, placement.dtype, encoders, folder)
     layout = OutputLayout.of(files)

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from hf_ctxmodels.analysis.sentences import check_sentence_file
 from hf_ctxmodels.architectures.sentence_encoder import encode_in_windows, saved_pooling
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status, progress_bar
@@ -22,7 +23,7 @@ from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_file, replacing
-from hf_ctxmodels.data.text_files import FILE_SUFFIXES, FileRange, TextColumns, document_suffix, read_file
+from hf_ctxmodels.data.text_files import FileRange, TextColumns, read_file
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.layers.pooling import Pooling
 
@@ -48,20 +49,10 @@ class EncodingArguments:
         check_range(self, "batch_size", at_least=1)
         if not self.output.endswith(".npy"):
             raise CtxError("The output is a NumPy file.", location=f"--output {self.output}", hint="end it in .npy.")
-        check_sentence_file(self.input)
+        check_sentence_file(self.input, f"--input {self.input}")
 
 
-def check_sentence_file(path: str) -> None:
-    """Raise CtxError if a file does not have the suffix of a format that `read_sentences` reads."""
-    if document_suffix(path) not in FILE_SUFFIXES:
-        raise CtxError(
-            f"Cannot read sentences from a file with the suffix {document_suffix(path)!r}.",
-            location=f"--input {path}",
-            hint=f"use one of {', '.join(FILE_SUFFIXES)}, plain or compressed.",
-        )
-
-
-def read_sentences(path: str, text_column: str) -> Iterator[str]:
+def iterate_sentences(path: str, text_column: str) -> Iterator[str]:
     """The lines of a text file that are not blank, or the texts in a column; raises CtxError as `read_file`."""
     for paragraphs in read_file(FileRange(path), TextColumns(text_column), "line"):
         yield " ".join(paragraphs)
@@ -74,7 +65,7 @@ def main() -> None:
     )
     output = Path(arguments.output)
     check_output_file(output, flag="--output", overwrite=arguments.overwrite, inputs=(arguments.input,))
-    count = sum(1 for _ in read_sentences(arguments.input, arguments.text_column))
+    count = sum(1 for _ in iterate_sentences(arguments.input, arguments.text_column))
     if not count:
         raise CtxError("No sentences.", location=arguments.input, hint="use a file with at least one sentence.")
     try:
@@ -86,11 +77,9 @@ def main() -> None:
     pooling = arguments.pooling or pooling
     normalize = normalize if arguments.normalize is None else arguments.normalize
     model, tokenizer = load_model_and_tokenizer(arguments.model, "AutoModel")
-    placement.place(model)
-    if hasattr(model, "prepare_for_inference"):
-        model.prepare_for_inference()
+    placement.place_for_inference(model)
     print_status(f"{type(model).__name__} encodes {count:,} sentences")
-    texts = read_sentences(arguments.input, arguments.text_column)
+    texts = iterate_sentences(arguments.input, arguments.text_column)
     sentences = progress_bar(texts, "encoding", unit="sentences", total=count)
     windows = encode_in_windows(
         model, tokenizer, sentences, pooling=pooling, batch_size=arguments.batch_size, normalize=normalize

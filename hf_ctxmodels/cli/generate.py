@@ -235,8 +235,8 @@ class ControlArguments:
         name, option_strings = split_choice(text)
         return name, make_options(options, name, option_strings, f"{flag_name} {name}")
 
-    def processors(self, tokenizer: PreTrainedTokenizerBase, placement: DeviceArguments) -> list[LogitsProcessor]:
-        """The processors of the logits."""
+    def options(self, tokenizer: PreTrainedTokenizerBase, placement: DeviceArguments) -> dict[str, Any]:
+        """Keyword arguments of `generate`: the processors of the logits, if there are any."""
         processors: list[LogitsProcessor] = []
         if self.bag_of_words is not None:
             file, bag = self._parse(self.bag_of_words, BagOfWordsOptions, "--bag_of_words")
@@ -248,7 +248,7 @@ class ControlArguments:
             )
             placement.place(guidance.classifier)
             processors.append(guidance)
-        return processors
+        return {"logits_processor": processors} if processors else {}
 
 
 @dataclass
@@ -308,8 +308,7 @@ def main() -> None:
     placement.place(model)
     print_status(f"{type(model).__name__} generates {len(texts):,} texts")
     options = arguments.options
-    if processors := control.processors(tokenizer, placement):
-        options["logits_processor"] = processors
+    options |= control.options(tokenizer, placement)
     if isinstance(arguments.decoding, SamplingOptions):
         seed_generators(arguments.decoding.seed)
     generated = generate_texts(
@@ -351,15 +350,10 @@ def _generate_fields(
     model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModelForCausalLM.__name__)
     placement.place(model)
     target = str(fields.target)
-    options: dict[str, Any] = {
-        "max_new_tokens": arguments.max_new_tokens,
-        "max_length": arguments.max_length,
-        "batch_size": arguments.batch_size,
-        "top_p": 1.0,
-    }
-    options |= arguments.decoding_options
-    if processors := control.processors(tokenizer, placement):
-        options["logits_processor"] = processors
+    names = ("max_new_tokens", "max_length", "batch_size")
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    options |= {"top_p": 1.0, **arguments.decoding_options}
+    options |= control.options(tokenizer, placement)
     if isinstance(arguments.decoding, SamplingOptions):
         seed_generators(arguments.decoding.seed)
     if arguments.input is None:

@@ -102,12 +102,14 @@ class Measure(ABC):
     Attributes:
         kind: Name of the measure in a plan.
         chance: The score of random choices; None if it depends on the data.
+        depends_on_tokenizer: Whether `baselines` differ between tokenizers.
         name: Name in the results.
         checkpoints: The evaluated checkpoints of a run: all, the first (initial weights) and the last, or the last.
     """
 
     kind: ClassVar[str]
     chance: ClassVar[float | None] = None
+    depends_on_tokenizer: ClassVar[bool] = False
 
     name: str
     checkpoints: Literal["all", "ends", "last"] = "all"
@@ -133,11 +135,6 @@ class Measure(ABC):
         """The steps to evaluate, of all checkpoints of a run in ascending order."""
         return {"all": [*steps], "ends": [steps[0], steps[-1]], "last": [steps[-1]]}[self.checkpoints]
 
-    @property
-    def depends_on_tokenizer(self) -> bool:
-        """Whether `baselines` differ between tokenizers."""
-        return False
-
 
 @dataclass(kw_only=True)
 class MinimalPairs(Measure):
@@ -145,6 +142,7 @@ class MinimalPairs(Measure):
 
     kind = "pairs"
     chance = 0.5
+    depends_on_tokenizer = True  # frequencies of tokens
 
     files: list[DataFile] = flag(REQUIRED, "Files of pairs in the format of BLiMP or Zorro.")
     max_pairs: int | None = flag(None, "Use the first N pairs of each file.")
@@ -187,18 +185,12 @@ class MinimalPairs(Measure):
         texts = _first_words(documents, self.unigram_words)
         return {"frequency": _pair_values(self.pairs, unigram_scorer(load_tokenizer(tokenizer), texts))}
 
-    @property
-    def depends_on_tokenizer(self) -> bool:
-        """Frequencies are of tokens."""
-        return True
-
 
 def _pair_values(pairs: list[MinimalPair], scorer: Scorer) -> Values:
     """Accuracy over all pairs, and phenomenon -> accuracy."""
     results = evaluate_pairs(pairs, scorer)
-    return {"accuracy": total_result(results.values()).accuracy} | {
-        name: result.accuracy for name, result in results.items()
-    }
+    accuracies = {name: result.accuracy for name, result in results.items()}
+    return {"accuracy": total_result(results.values()).accuracy, **accuracies}
 
 
 def _first_words(documents: Documents, number: int) -> list[str]:
@@ -472,7 +464,7 @@ class Finetuning(Measure):
 
 
 def _evaluation_metrics(metrics: Mapping[str, float], first: str) -> Values:
-    """The metrics with the prefix "eval_", without it; the metric `first` is the first one, if there is such a one."""
+    """The metrics with the prefix "eval_", without it; the metric `first` comes first."""
     values = {name.removeprefix("eval_"): value for name, value in metrics.items() if name.startswith("eval_")}
     return dict(sorted(values.items(), key=lambda item: item[0] != first))
 

@@ -295,14 +295,17 @@ class Comparison:
 
     # results
 
+    def _finished_runs(self) -> Iterator[tuple[Run, RunSize]]:
+        """The runs whose pretraining is finished."""
+        for run in self.plan.runs():
+            size_file = self.size_file(run.variant)
+            if size_file.exists() and (self.run_folder(run) / SUMMARY_FILE).exists():
+                yield run, RunSize.load(size_file)
+
     def records(self) -> Iterator[Record]:
         """The metrics of all finished parts; they are the same if the plan is run again."""
         seen_baselines = set()
-        for run in self.plan.runs():
-            size_file = self.size_file(run.variant)
-            if not size_file.exists() or not (self.run_folder(run) / SUMMARY_FILE).exists():
-                continue
-            size = RunSize.load(size_file)
+        for run, size in self._finished_runs():
             for step in self.checkpoint_steps(run, size):
                 record = self._record(run, size, step)
                 costs: Values = {"parameters": size.parameters, "words": record.words or 0}
@@ -310,8 +313,10 @@ class Comparison:
                 for metric, value in costs.items():
                     yield record._replace(measure="cost", metric=metric, value=value)
                 for measure in self.plan.measures:
-                    for metric, value in self._values(self.measure_file(run, measure, step)).items():
-                        yield record._replace(measure=measure.name, metric=metric, value=value)
+                    file = self.measure_file(run, measure, step)
+                    for metric, value in read_json(file)["values"].items() if file.exists() else ():
+                        if np.isfinite(value):
+                            yield record._replace(measure=measure.name, metric=metric, value=value)
             for measure in self.plan.measures:
                 file = self.baseline_file(measure, run.variant)
                 if file in seen_baselines or not file.exists():
@@ -326,11 +331,9 @@ class Comparison:
 
     def cost_records(self) -> Iterator[Record]:
         """Durations and memory, which vary if the plan is run again."""
-        for run in self.plan.runs():
-            folder, size_file = self.run_folder(run), self.size_file(run.variant)
-            if not size_file.exists() or not (folder / SUMMARY_FILE).exists():
-                continue
-            size, curve = RunSize.load(size_file), TrainingSummary.load(folder).curve
+        for run, size in self._finished_runs():
+            folder = self.run_folder(run)
+            curve = TrainingSummary.load(folder).curve
             # missing if the comparison was killed during training
             peak = read_json(folder / _COST_FILE)["peak_bytes"] if (folder / _COST_FILE).exists() else None
             for step in self.checkpoint_steps(run, size):
@@ -386,12 +389,6 @@ class Comparison:
         pattern = f"{measure.name}-{self._measure_digests[measure.name]}-*.json"
         files = (self.run_folder(run) / "measures").glob(pattern)
         return sorted(files, key=lambda file: int(file.stem.rpartition("-")[2]))
-
-    @staticmethod
-    def _values(file: Path) -> Values:
-        """The finite metrics of a file of a measure; none if it does not exist."""
-        values: Values = read_json(file)["values"] if file.exists() else {}
-        return {name: value for name, value in values.items() if np.isfinite(value)}
 
 
 def _is_locked(file: Path) -> bool:

@@ -38,6 +38,12 @@ class DeviceArguments:
         """Move a model to the device of the flags, and convert its weights to `dtype`; see `place_model`."""
         return place_model(model, self.device, self.dtype)
 
+    def place_for_inference(self, model: Model) -> None:
+        """`place` a model, and prepare its weights if it is a model of this package."""
+        self.place(model)
+        if hasattr(model, "prepare_for_inference"):
+            model.prepare_for_inference()  # type: ignore[operator]
+
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
     """Data type of the active autocast of a device type; None without autocast. On the meta device, for which torch has

@@ -305,11 +305,8 @@ def language_model_class(config: PreTrainedConfig) -> str:
     saved_classes = {name.removeprefix("Ctx") for name in config.architectures or []}
     preferred = [name for name, class_name in names.items() if class_name.removeprefix("Ctx") in saved_classes]
     # transformers' ElectraForPreTraining is a discriminator
-    pretraining_classes = {name for name in saved_classes if name.endswith("ForPreTraining")} - {
-        "ElectraForPreTraining"
-    }
-    has_language_model = not saved_classes or bool(pretraining_classes)
-    if not preferred and not has_language_model:
+    is_pretrained = any(name.endswith("ForPreTraining") for name in saved_classes - {"ElectraForPreTraining"})
+    if saved_classes and not preferred and not is_pretrained:
         raise CtxError(
             f"The checkpoint was saved from {', '.join(config.architectures or [])}, which is not a language model.",
             location=config.name_or_path,

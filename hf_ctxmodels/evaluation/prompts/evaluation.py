@@ -106,14 +106,7 @@ def evaluate_prompts(
     scores = _score(scorer, [request for group in requests for request in group])
     groups = [[scores[request] for request in group] for group in requests]
     records = [
-        {
-            "location": example.text.location,
-            "context": group[0][0],
-            "continuations": [continuation for _, continuation in group],
-            "log_probabilities": [score.log_probability for score in group_scores],
-            "prediction": _best_answer(example, group_scores),
-            "label": example.text.label,
-        }
+        _record(example, group[0][0], [continuation for _, continuation in group], group_scores)
         for example, group, group_scores in zip(examples, requests, groups, strict=True)
     ]
     if task.output == "likelihood":
@@ -125,8 +118,7 @@ def evaluate_prompts(
             calibration_scores = _score(scorer, [pair for group in pairs for pair in group])
             calibrations = [[calibration_scores[pair].log_probability for pair in group] for group in pairs]
         metrics = _choice_metrics(task, examples, groups, calibrations)
-    truncated = mean_value([any(score.is_truncated for score in group) for group in groups])
-    return PromptResult(metrics, records, truncated.value)
+    return PromptResult(metrics, records, _share_of_truncated(groups))
 
 
 def _evaluate_clozes(
@@ -141,25 +133,29 @@ def _evaluate_clozes(
         )
     scores = scorer.score_clozes([task.cloze(*pair) for pair in zip(contexts, examples, strict=True)])
     records = [
-        {
-            "location": example.text.location,
-            "context": context + example.text.input,
-            "continuations": list(example.text.choices),
-            "log_probabilities": [score.log_probability for score in group],
-            "prediction": _best_answer(example, group),
-            "label": example.text.label,
-        }
+        _record(example, context + example.text.input, example.text.choices, group)
         for context, example, group in zip(contexts, examples, scores, strict=True)
     ]
-    truncated = mean_value([any(score.is_truncated for score in group) for group in scores])
-    return PromptResult(_choice_metrics(task, examples, scores, None), records, truncated.value)
+    return PromptResult(_choice_metrics(task, examples, scores, None), records, _share_of_truncated(scores))
 
 
-def _best_answer(example: PromptExample, scores: Sequence[ContinuationScore]) -> str | None:
-    """The choice with the highest likelihood; None without choices."""
-    if not example.text.choices:
-        return None
-    return example.text.choices[int(np.argmax([score.log_probability for score in scores]))]
+def _record(
+    example: PromptExample, context: str, continuations: Sequence[str], scores: Sequence[ContinuationScore]
+) -> dict[str, Any]:
+    """The record of an example; the prediction is the choice with the highest likelihood, None without choices."""
+    log_probabilities, choices = [score.log_probability for score in scores], example.text.choices
+    return {
+        "location": example.text.location,
+        "context": context,
+        "continuations": list(continuations),
+        "log_probabilities": log_probabilities,
+        "prediction": choices[int(np.argmax(log_probabilities))] if choices else None,
+        "label": example.text.label,
+    }
+
+
+def _share_of_truncated(scores: Sequence[Sequence[ContinuationScore]]) -> float:
+    return float(np.mean([any(score.is_truncated for score in group) for group in scores]))
 
 
 def _score(scorer: LikelihoodScorer, requests: Sequence[tuple[str, str]]) -> dict[tuple[str, str], ContinuationScore]:
