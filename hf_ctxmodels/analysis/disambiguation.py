@@ -268,9 +268,8 @@ def _lemma_scores(vectors: Tensor, instances: Sequence[SenseInstance], is_test: 
     by_rank = sorted(training, key=lambda index: not instances[index].is_first_sense)
     frequencies = Counter(instances[index].senses[0] for index in by_rank)
     senses = [sense for sense, _ in frequencies.most_common()]
-    gold = torch.tensor([[sense in instances[index].senses for sense in senses] for index in test]).view(
-        -1, len(senses)
-    )
+    is_gold = [[sense in instances[index].senses for sense in senses] for index in test]
+    gold = torch.tensor(is_gold).view(-1, len(senses))
     ids = torch.tensor([senses.index(instances[index].senses[0]) for index in training])
     sums = torch.zeros(len(senses), *vectors.shape[1:]).index_add_(0, ids, vectors[training].float())
     means = F.normalize(sums, dim=-1)  # the length of a mean does not matter for cosines

@@ -85,8 +85,12 @@ class HeldOutLoss:
         examples = task.read(file, "validation")[:max_examples]
         encoded = task.encode(examples, predictor.tokenizer)
         evaluation = TaskEvaluation(task, examples, encoded, task.collator(predictor.tokenizer), batch_size)
+
+        def evaluate() -> Metrics:
+            return _without_prefix(evaluation(model, Accelerator(cpu=model.device.type == "cpu")))
+
         depends_on_all_rows = task.is_generative or getattr(model, "has_auxiliary_lm_loss", False)
-        return cls(model, _evaluate(evaluation, model), task.auto_class, len(examples), depends_on_all_rows)
+        return cls(model, evaluate, task.auto_class, len(examples), depends_on_all_rows)
 
     @classmethod
     def of_pretraining(cls, source: str, *text: str, batch_size: int = 32, max_length: int | None = None) -> Self:
@@ -99,10 +103,6 @@ class HeldOutLoss:
             return _without_prefix(pretraining.loss(batch_size))
 
         return cls(model, evaluate, pretraining.objective.auto_class, len(examples))
-
-
-def _evaluate(evaluation: TaskEvaluation, model: PreTrainedModel) -> Evaluate:
-    return lambda: _without_prefix(evaluation(model, Accelerator(cpu=model.device.type == "cpu")))
 
 
 def _without_prefix(metrics: Mapping[str, float]) -> Metrics:

@@ -153,7 +153,7 @@ class Cell:
     Attributes:
         parameters: Number of parameters; None for baselines.
         truncated: Share of the prompts that were truncated.
-        metrics: Name -> value and standard error.
+        metrics: Name -> value and standard error (of a cell that was read from a file, a list).
     """
 
     model: str
@@ -163,7 +163,7 @@ class Cell:
     seed: int
     examples: int
     truncated: float
-    metrics: dict[str, tuple[float, float | None]]
+    metrics: dict[str, MetricValue]
 
 
 class LoadedModel:
@@ -269,8 +269,7 @@ def majority_cell(data: TaskData) -> Cell | None:
     """The most frequent label of the pool; None for a task without labels, or unlabeled examples."""
     if data.task.output != "choice" or not data.is_labeled:
         return None
-    metric = majority_accuracy(data.pool, data.examples)
-    metrics = {"acc": (metric.value, metric.standard_error)}
+    metrics = {"acc": majority_accuracy(data.pool, data.examples)}
     return Cell(_MAJORITY, None, data.task.name, 0, 0, len(data.examples), 0.0, metrics)
 
 
@@ -312,11 +311,8 @@ def evaluate_model(
             if entry.is_labeled and is_continuation:
                 contexts = [""] * len(entry.examples)
                 result = evaluate_prompts(entry.task, entry.examples, contexts, scorer)
-                metrics = {
-                    key: (metric.value, metric.standard_error)
-                    for key, metric in result.metrics.items()
-                    if key != "acc_calibrated"  # does not depend on the context
-                }
+                # `acc_calibrated` does not depend on the context
+                metrics = {key: metric for key, metric in result.metrics.items() if key != "acc_calibrated"}
                 cells.append(Cell(baseline, None, entry.task.name, 0, 0, len(entry.examples), 0.0, metrics))
     return cells
 
@@ -329,8 +325,7 @@ def evaluate_cell(
     result = evaluate_prompts(data.task, data.examples, contexts, model.scorer)
     if examples_file is not None:
         write_text_file(examples_file, "".join(json.dumps(record) + "\n" for record in result.records))
-    metrics = {name: [metric.value, metric.standard_error] for name, metric in result.metrics.items()}
-    return {"examples": len(data.examples), "truncated": result.truncated, "metrics": metrics}
+    return {"examples": len(data.examples), "truncated": result.truncated, "metrics": result.metrics}
 
 
 def lm_eval_table(cells: Sequence[Cell], model: str, versions: Mapping[str, int]) -> str:

@@ -13,7 +13,7 @@ from hf_ctxmodels.analysis.results import AnalysisResult, Table, mean_and_std
 from hf_ctxmodels.data.treebanks import TreebankSentence
 
 Results = Mapping[str, TaskResult]
-_Columns = dict[str, list[tuple[float, float | None]] | None]
+_Column = tuple[list[float], list[float | None]]  # means and standard deviations
 _METRICS = {"distance": "UUAS", "depth": "root accuracy"}
 _BASELINE_NAMES = {
     "majority": "most frequent label",
@@ -69,11 +69,11 @@ def probing_result(
     return AnalysisResult(name, [model], settings, tables, figures, values)
 
 
-def _column(layers: Sequence[int], result: TaskResult, number: str) -> list[tuple[float, float | None]] | None:
-    """Mean and deviation of a number for each layer; None if the result lacks it."""
+def _column(layers: Sequence[int], result: TaskResult, number: str, unit: float = 1.0) -> _Column | None:
+    """Means and standard deviations of a number for each layer, in a unit; None if the result lacks it."""
     if number not in result.layers[layers[0]]:
         return None
-    return [mean_and_std(result.layers[layer][number]) for layer in layers]
+    return mean_and_std(np.transpose([result.layers[layer][number] for layer in layers]) / unit)
 
 
 def _score_table(
@@ -95,18 +95,17 @@ def _score_table(
             reference: dict[str, str] = {}
             control = _column(layers, result, "control") if number == "score" else None
             if control is not None:
-                best = max(range(len(layers)), key=lambda row: column[row][0])
-                reference["control task, best layer"] = f"{control[best][0]:.3f}"
+                reference["control task, best layer"] = f"{control[0][int(np.argmax(column[0]))]:.3f}"
             if task in untrained:
                 scores = _column(layers, untrained[task], number)
                 assert scores is not None
-                reference["untrained, best layer"] = f"{max(mean for mean, _ in scores):.3f}"
+                reference["untrained, best layer"] = f"{max(scores[0]):.3f}"
             if number == "score":
                 reference |= {_BASELINE_NAMES[baseline]: f"{score:.3f}" for baseline, score in baselines[task].items()}
             references.append(reference)
     names = list(dict.fromkeys(name for reference in references for name in reference))
-    cells: list[list[Any]] = [[column[row][0] for column in values] for row in range(len(layers))]
-    spreads: list[list[float | None]] = [[column[row][1] for column in values] for row in range(len(layers))]
+    cells: list[Sequence[Any]] = list(zip(*(means for means, _ in values)))
+    spreads: list[Sequence[float | None]] = list(zip(*(deviations for _, deviations in values)))
     cells += [[reference.get(name) for reference in references] for name in names]
     spreads += [[None] * len(columns) for _ in names]
     note = "Mean ± standard deviation over the seeds of the probes. Layer 0: embeddings."
@@ -117,41 +116,29 @@ def _score_table(
 def _difference_tables(layers: Sequence[int], trained: Results, untrained: Results) -> list[Table]:
     """Selectivity, gain over untrained weights and compression."""
     rows = [f"layer {layer}" for layer in layers]
-    gains: _Columns = {}
-    for task, result in trained.items():
-        scores = _column(layers, result, "score")
-        references = _column(layers, untrained[task], "score") if task in untrained else None
-        if scores is not None and references is not None:
-            gains[task] = [(score - reference, None) for (score, _), (reference, _) in zip(scores, references)]
-    columns: dict[str, tuple[Literal["max", "min"], _Columns]] = {
-        "Selectivity: score minus score of the control task": (
-            "max",
-            {task: _column(layers, result, "selectivity") for task, result in trained.items()},
-        ),
-        "Gain: score minus score of the same layer with untrained weights": ("max", gains),
-        "Compression: uniform code length over online code length": (
-            "max",
-            {task: _column(layers, result, "compression") for task, result in trained.items()},
-        ),
-        "Online code length in kilobits (1,000 bits)": (
-            "min",
-            {task: _scaled(_column(layers, result, "bits")) for task, result in trained.items()},
-        ),
+
+    def columns(results: Results, number: str, unit: float = 1.0) -> dict[str, _Column]:
+        by_task = {task: _column(layers, result, number, unit) for task, result in results.items()}
+        return {task: column for task, column in by_task.items() if column is not None}
+
+    references = columns(untrained, "score")
+    gains: dict[str, _Column] = {
+        task: (np.subtract(means, references[task][0]).tolist(), [None] * len(layers))
+        for task, (means, _) in columns(trained, "score").items()
+        if task in references
     }
+    entries: list[tuple[str, Literal["max", "min"], dict[str, _Column]]] = [
+        ("Selectivity: score minus score of the control task", "max", columns(trained, "selectivity")),
+        ("Gain: score minus score of the same layer with untrained weights", "max", gains),
+        ("Compression: uniform code length over online code length", "max", columns(trained, "compression")),
+        ("Online code length in kilobits (1,000 bits)", "min", columns(trained, "bits", 1000)),
+    ]
     tables = []
-    for title, (best, by_task) in columns.items():
-        present = {task: column for task, column in by_task.items() if column is not None}
-        if present:
-            cells = [[column[row][0] for column in present.values()] for row in range(len(layers))]
-            spreads = [[column[row][1] for column in present.values()] for row in range(len(layers))]
-            tables.append(Table(title, list(present), rows, cells, spreads, best=best))
+    for title, best, by_task in entries:
+        if by_task:
+            cells, spreads = (list(zip(*(column[i] for column in by_task.values()))) for i in range(2))
+            tables.append(Table(title, list(by_task), rows, cells, spreads, best=best))
     return tables
-
-
-def _scaled(column: list[tuple[float, float | None]] | None) -> list[tuple[float, float | None]] | None:
-    if column is None:
-        return None
-    return [(mean / 1000, None if spread is None else spread / 1000) for mean, spread in column]
 
 
 def _layer_chart(

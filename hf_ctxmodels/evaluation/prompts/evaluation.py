@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import exp, sqrt
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -45,8 +45,7 @@ class GreedyDecoder(Protocol):
         """The most probable tokens after each context, up to one of the strings `until`."""
 
 
-@dataclass(frozen=True)
-class MetricValue:
+class MetricValue(NamedTuple):
     """A metric and its standard error, None if there is none."""
 
     value: float
