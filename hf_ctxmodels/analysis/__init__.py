@@ -1,1 +1,1 @@
-"""What models know: probes, attention, geometry, similarity, loss landscapes, robustness, and reports of them."""
+"""Analysis of models: probes, attention, geometry, similarity, loss landscapes, robustness, and reports."""

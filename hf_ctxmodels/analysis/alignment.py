@@ -65,8 +65,7 @@ def align_languages(
     Args:
         first, second: Models with their tokenizers, which can be the same.
         pairs: Sentences and their translations.
-        train_pairs, test_pairs: Numbers of pairs, of different sentences. Of fewer pairs, at most a
-            third is tested.
+        train_pairs, test_pairs: Numbers of training and test pairs; with fewer pairs, at most a third are test pairs.
         seeds: Seeds of the splits.
         progress: Show a progress bar.
 

@@ -50,7 +50,7 @@ class WordScores:
 def score_words(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, *, batch_size: int = 32
 ) -> WordScores | None:
-    """Score the words of a text; None if it is longer than the model.
+    """Score the words of a text; None if it exceeds the maximum length of the model.
 
     Args:
         model, tokenizer, batch_size: See `hf_ctxmodels.evaluation.score_tokens`.

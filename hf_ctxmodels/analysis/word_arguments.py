@@ -25,7 +25,7 @@ class WordAnalysisArguments(OutputArguments):
     text: list[str] = flag(
         (), "Sentences: CoNLL-U files, or .txt, .jsonl and .parquet files with a sentence per line or record."
     )
-    pooling: WordPooling = flag("mean", "Tokens of a word whose states are averaged.")
+    pooling: WordPooling = flag("mean", "Tokens that represent a word: the mean of all, the first or the last one.")
     seeds: list[int] = flag((0,), "Seeds of the samples, over which results are averaged.")
 
     def __post_init__(self) -> None:

@@ -29,8 +29,8 @@ from hf_ctxmodels.data.text_files import read_lines
 class AlignmentArguments(WordAnalysisArguments):
     """Models, text and output."""
 
-    train_pairs: int = flag(2000, "Pairs of translations that fit the map.")
-    test_pairs: int = flag(1000, "Pairs that test it.")
+    train_pairs: int = flag(2000, "Number of training pairs for the map.")
+    test_pairs: int = flag(1000, "Number of test pairs.")
     languages: list[str] = flag((), "Languages of the two texts, for a model with language embeddings or vocabularies.")
 
     def __post_init__(self) -> None:

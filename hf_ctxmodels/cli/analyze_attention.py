@@ -53,9 +53,9 @@ class AttentionArguments(OutputArguments):
         REQUIRED, "Sentences: CoNLL-U treebanks, or .txt, .jsonl and .parquet files with a sentence per line or record."
     )
     max_sentences: int = flag(1000, "Use the first N sentences.")
-    distance_sentences: int = flag(40, "Sentences for the distances of heads, which take longest.")
+    distance_sentences: int = flag(40, "Use the first N sentences for the distances between heads, the slowest part.")
     sentence: str | None = flag(None, "Sentence whose attention is drawn; by default the first of 6 to 12 words.")
-    min_arcs: int = flag(20, "Dependents of a relation, in each half of the sentences, for a best head.")
+    min_arcs: int = flag(20, "Minimum number of dependents of a relation in each half of the sentences.")
     seed: int = flag(0, "Seed of the map of heads.")
 
     def __post_init__(self) -> None:

@@ -3,8 +3,9 @@ r"""Test the behavior of text classifiers: typing errors, negation, names, order
     hf-ctxmodels analyze behavior --model runs/sst2-bert runs/sst2-gpt2 --suite sentiment \
         --label_names positive=1 negative=0 --text SST-2/dev.tsv --text_columns sentence --output_dir analyses
 
-A suite has tests of three kinds (CheckList, Ribeiro et al. 2020): a right label (MFT), a prediction that a perturbation
-must not change (INV), and a probability that it may move in one direction only (DIR). The table shows failure rates.
+A suite has tests of three kinds (CheckList, Ribeiro et al. 2020): an expected label (MFT), a prediction that a
+perturbation must not change (INV), and a probability that it may move in one direction only (DIR). The table shows
+failure rates.
 """
 
 from collections.abc import Mapping, Sequence

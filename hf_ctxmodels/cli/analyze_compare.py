@@ -25,7 +25,7 @@ class ComparisonArguments(OutputArguments):
 
     model: list[str] = flag(REQUIRED, "Directories or Hub ids of two language models, with their tokenizers.")
     text: str = flag(REQUIRED, "File with a text per line or record: .txt, .jsonl or .parquet.")
-    max_texts: int = flag(100, "Texts to read.")
+    max_texts: int = flag(100, "Use the first N texts.")
     max_figures: int = flag(20, "Texts to show word by word: those with the largest differences.")
     batch_size: int = flag(32, "Sequences per batch; a masked model needs a sequence for every token.")
 

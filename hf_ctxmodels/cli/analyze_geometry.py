@@ -35,8 +35,8 @@ _NUM_WORDS = 10
 class GeometryArguments(WordAnalysisArguments):
     """Models, text and output."""
 
-    min_occurrences: int = flag(5, "Occurrences of a word whose self-similarity is measured.")
-    sample_size: int = flag(1000, "Sentences, with one word each, for the anisotropy, for each seed.")
+    min_occurrences: int = flag(5, "Minimum number of occurrences of a word for its self-similarity.")
+    sample_size: int = flag(1000, "Number of sentences, with one sampled word each, for the anisotropy.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -50,11 +50,11 @@ class ProbeArguments(OutputArguments):
     test_file: str | None = flag(None, "File for the scores.")
     layers: list[str] = flag(("all",), "Numbers of layers, 0 for the embeddings, or all.")
     probe: Any = flag("linear", "Probe.", choices=PROBES)
-    mix: bool = flag(False, "Train probes of learned mixes of layers, too.")
+    mix: bool = flag(False, "Also train probes of learned layer mixes.")
     controls: list[str] = flag(
         (),
-        "Controls: probes of untrained weights, of random labels of word types, and online code lengths, which edge "
-        "probes lack; or none. By default, all that the probe has. Majorities are always shown.",
+        "Controls: probes of a model with initial weights, probes of random labels of word types, and online code "
+        "lengths (not of edge probes); or none. By default all that apply. Majority baselines are always shown.",
         choices=get_args(Control),
     )
     seeds: list[int] = flag((0, 1, 2), "Seeds of probes, control tasks and partitions of sentence tasks.")

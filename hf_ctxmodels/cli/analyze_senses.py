@@ -50,11 +50,11 @@ class SenseArguments(WordAnalysisArguments):
     """Models, text and output."""
 
     semcor: str | None = flag(None, "Archive or folder of SemCor's tag files.", conflicts=("text",))
-    word: list[str] = flag((), "Words to map; with --semcor lemmas.")
+    word: list[str] = flag((), "Words to map; lemmas with --semcor.")
     projection: Projection = flag("pca", "Projection of the maps; umap needs the extra `umap`.")
-    max_occurrences: int = flag(500, "Occurrences of a word in a map; more are sampled.")
+    max_occurrences: int = flag(500, "Maximum number of occurrences of a word in a map; of more, a random sample.")
     probe_ranks: list[int] = flag(
-        (), "Ranks of trained maps of the last layer, under which senses are compared too (Coenen et al. 2019)."
+        (), "Ranks of sense probes: trained linear maps of the last layer (Coenen et al. 2019)."
     )
     max_lemmas: int | None = flag(None, "Disambiguate a random sample of N ambiguous lemmas; by default all.")
 

@@ -3,9 +3,9 @@ r"""Dependency trees in the space of a structural probe: maps of sentences, leng
     hf-ctxmodels analyze trees --model runs/bert runs/gpt2 --train_file train.conllu --test_file dev.conllu \
         --output_dir runs/analysis
 
-A probe is trained on one layer of each model, so that squared distances between words are those in the tree. The bar
-chart has the mean squared length of the arcs of each relation, ideally 1; a map has the words of a sentence, its arcs,
-and dotted lines for wrong edges of the minimum spanning tree.
+A probe is trained on one layer of each model, so that squared distances between words approximate distances in the
+tree. The bar chart has the mean squared length of the arcs of each relation, ideally 1; a map has the words of a
+sentence, its arcs, and dotted lines for wrong edges of the minimum spanning tree.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -29,13 +29,13 @@ class TreeArguments(WordAnalysisArguments):
     """Models, treebank and output."""
 
     train_file: str = flag(REQUIRED, "CoNLL-U file on which the probe is trained.")
-    test_file: str = flag(REQUIRED, "CoNLL-U file of the maps and lengths.")
+    test_file: str = flag(REQUIRED, "CoNLL-U file for the maps and the lengths of arcs.")
     layer: int | None = flag(None, "Layer of all models; by default the middle one of each.")
     rank: int = flag(64, "Rank of the probe.")
     epochs: int = flag(5, "Passes over the training sentences.")
     max_sentences: int = flag(2000, "Use the first N sentences of both files.")
-    min_arcs: int = flag(20, "Arcs of a relation in the bar chart.")
-    max_figures: int = flag(3, "Sentences that are drawn, the first ones of 6 to 14 words.")
+    min_arcs: int = flag(20, "Minimum number of arcs of a relation in the bar chart.")
+    max_figures: int = flag(3, "Number of sentences to draw: the first ones of 6 to 14 words.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

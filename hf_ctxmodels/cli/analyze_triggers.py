@@ -66,7 +66,7 @@ class TriggerArguments(OutputArguments):
 
     model: list[str] = flag(REQUIRED, "Directories or Hub ids of the models to attack.")
     validation_file: str = flag(REQUIRED, "Examples as for finetune, or one text per line for a language model.")
-    transfer_to: list[str] = flag((), "Further models, which the triggers of --model are measured with.")
+    transfer_to: list[str] = flag((), "Further models on which the triggers of --model are measured.")
     label: list[str] = flag((), "Attack examples of these labels, one trigger for each; by default all labels.")
     target_label: str | None = flag(None, "Label that the trigger should cause; by default any wrong label.")
     answer: str | None = flag(None, "Answer that the trigger contains and should cause, for question answering.")

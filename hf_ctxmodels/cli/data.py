@@ -179,7 +179,7 @@ class PhraseArguments:
 
 
 def phrases() -> None:
-    """Join the words of phrases by underscores, for the vectors of phrases of word2vec (Mikolov et al. 2013b).
+    """Join the words of phrases with underscores, to train word2vec vectors of phrases (Mikolov et al. 2013b).
 
     hf-ctxmodels data phrases --dataset news.txt.gz --output news.phrases.txt.gz --thresholds 20 10
 

@@ -60,7 +60,7 @@ class EmbeddingArguments:
     layers: str = flag(
         "last", "last, the number of a layer, mix (weights of a fine-tuned model, else the average) or all."
     )
-    pooling: WordPooling = flag("mean", "Tokens of a word whose states are averaged.")
+    pooling: WordPooling = flag("mean", "Tokens that represent a word: the mean of all, the first or the last one.")
     vector_dtype: Literal["float32", "float16"] = flag("float32", "Data type of the vectors.")
     batch_tokens: int = flag(4096, "Tokens per batch, with padding.")
 

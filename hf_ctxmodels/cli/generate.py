@@ -256,7 +256,7 @@ class FieldArguments:
     """Fields of news articles."""
 
     fields: list[str] = flag(
-        (), f"Fields of an article as NAME=TEXT, of {', '.join(NEWS_FIELDS)}: Grover generates --target for them."
+        (), f"Fields of an article as NAME=TEXT, of {', '.join(NEWS_FIELDS)}: Grover generates --target from them."
     )
     target: str | None = flag(
         None,

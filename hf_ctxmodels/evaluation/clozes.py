@@ -16,8 +16,8 @@ class Cloze(NamedTuple):
     """A text with a blank, and the choices that may fill it.
 
     Attributes:
-        segments: One or two segments. The one with the blank is the texts before and after it; another one has one
-            text.
+        segments: One or two segments: the segment with the blank as the texts before and after it, the other one as
+            one text.
         choices: The verbalizers, one for each label.
     """
 
@@ -62,8 +62,8 @@ def score_clozes(
       the highest probability; the log-probabilities of all tokens are summed (Schick & Schuetze 2021, arXiv 2009.07118,
       section 3.1). These are not normalized over the choices.
 
-    A choice is tokenized with a space before it, as in the released code. A text over the maximum length loses tokens
-    far from the mask, on the side with more of them.
+    A choice is tokenized with a space before it, as in the released code. A text that exceeds the maximum length is
+    truncated at its beginning or end, always on the side of the mask that has more tokens.
 
     Args:
         max_length: Maximum number of tokens; None for the model's.

@@ -68,8 +68,8 @@ def sum_next_token_loss(
 @dataclass(frozen=True)
 class Perplexity:
     """Summed cross-entropy (nats) of a text, and the numbers of predicted tokens, of words separated by white space,
-    of predicted unknown tokens, of characters and of bytes in UTF-8. An unknown token stands for many words at the cost
-    of one, so many of them make it too low."""
+    of predicted unknown tokens, of characters and of bytes in UTF-8. Many unknown tokens make the perplexity too low,
+    since one token stands for many words."""
 
     nats: float
     tokens: int
@@ -90,12 +90,12 @@ class Perplexity:
 
     @property
     def bits_per_character(self) -> float:
-        """Cross-entropy in bits per character of the text, comparable as `per_word`; of text8, for example."""
+        """Cross-entropy in bits per character of the text, as reported for text8; comparable as `per_word`."""
         return self.nats / math.log(2) / self.characters
 
     @property
     def bits_per_byte(self) -> float:
-        """Cross-entropy in bits per byte of the text in UTF-8; of enwik8 called bits per character."""
+        """Cross-entropy in bits per byte of the text in UTF-8, reported as bits per character for enwik8."""
         return self.nats / math.log(2) / self.bytes
 
 
@@ -161,10 +161,10 @@ class RunningText:
     def tokenize(cls, tokenizer: PreTrainedTokenizerBase, documents: Iterable[str]) -> Self:
         """Tokenize documents; raises CtxError if they have no text."""
         counts = dict.fromkeys(_COUNTS, 0)
-        encoded = list(_encoded_documents(tokenizer, documents, counts, True))
-        if not encoded:
+        ids = torch.cat([torch.empty(0, dtype=torch.long), *_encoded_documents(tokenizer, documents, counts, True)])
+        if len(ids) < 2:
             raise CtxError("The documents have no text to predict.", hint="check the documents.")
-        return cls(torch.cat(encoded), counts)
+        return cls(ids, counts)
 
 
 def measure_perplexity_with_memory(
@@ -179,8 +179,8 @@ def measure_perplexity_with_memory(
 ) -> Perplexity:
     """Predict the tokens of running text in segments, with a memory of the preceding ones (Dai et al. 2019, section 4).
 
-    The first token of the text is not predicted. The text is divided into `batch_size` stretches that are
-    read at the same time; the first segments of a stretch have less memory.
+    The first token of the text is not predicted. The text is split into `batch_size` contiguous streams, the examples
+    of a batch; the first segments of a stream have less memory.
 
     Args:
         model: A causal language model with a memory (Transformer-XL).
@@ -205,8 +205,8 @@ def measure_perplexity_with_memory(
         )
     num_targets = len(text.ids) - 1
     size = -(-num_targets // batch_size)
-    stretches = [text.ids[start : start + size + 1] for start in range(0, num_targets, size)]
-    rows = pad_sequence(stretches, batch_first=True, padding_value=IGNORE_INDEX)
+    streams = [text.ids[start : start + size + 1] for start in range(0, num_targets, size)]
+    rows = pad_sequence(streams, batch_first=True, padding_value=IGNORE_INDEX)
     nats, fields = 0.0, {"mem_len": memory_length, "clamp_len": clamp_len, "same_length": same_length}
     changes = {name: value for name, value in fields.items() if value is not None}
     saved_fields = {name: getattr(model.config, name) for name in changes}
@@ -216,7 +216,7 @@ def measure_perplexity_with_memory(
         with evaluation_mode(model):
             mems = None
             for start in range(0, rows.shape[1] - 1, segment_length):
-                remaining = rows[:, start + 1] != IGNORE_INDEX  # a stretch may be shorter than the others
+                remaining = rows[:, start + 1] != IGNORE_INDEX  # a stream may be shorter than the others
                 if not remaining.all():
                     rows = rows[remaining]
                     mems = None if mems is None else tuple(memory[remaining.to(memory.device)] for memory in mems)

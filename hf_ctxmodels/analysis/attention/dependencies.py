@@ -27,8 +27,8 @@ class BestHead:
 
     Attributes:
         count: Dependents in the sentences on which the accuracies are measured.
-        accuracy: Of the head, on the sentences on which it was not chosen.
-        offset: The best constant distance from dependent to head, chosen and measured in the same way.
+        accuracy: Accuracy of the head on the other sentences.
+        offset, offset_accuracy: The best constant distance from dependent to head, chosen and measured in the same way.
     """
 
     relation: str
@@ -49,7 +49,7 @@ class DependencyScores:
         correct: Relation -> (halves, layers, heads, directions) number of dependents whose head is predicted; the
             halves are the sentences with even and with odd numbers.
         offsets: Relation -> for each half, the number of dependents by offset of their head.
-        num_skipped: Number of sentences that are longer than the model, or have fewer than two words.
+        num_skipped: Number of sentences that exceed the maximum length, or have fewer than two words.
     """
 
     correct: dict[str, Tensor] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """Suites of behavioral tests in YAML: templates filled from lexicons, and three kinds of tests.
 
-Ribeiro et al. 2020 (arXiv 2005.04118), section 2: a minimum functionality test (MFT) has a right label, an invariance
-test (INV) expects the prediction not to change under a perturbation, and a directional expectation test (DIR) expects
-the probability of a label to move in one direction only.
+Ribeiro et al. 2020 (arXiv 2005.04118), section 2: a minimum functionality test (MFT) has an expected label, an
+invariance test (INV) expects the prediction not to change under a perturbation, and a directional expectation test
+(DIR) expects the probability of a label to move in one direction only.
 """
 
 import math
@@ -35,7 +35,7 @@ class BehavioralTest:
         name, capability: What is tested, and the row of the summary that it belongs to.
         kind: MFT, INV or DIR.
         templates: Texts or pairs with placeholders; empty for the texts of a file.
-        labels: MFT: the right labels. DIR: the label whose probability is compared.
+        labels: MFT: the expected labels. DIR: the label whose probability is compared.
         perturbation: INV and DIR: name and value, see `PERTURBATIONS`.
         change: DIR: "increase" or "decrease", the allowed change of the probability.
         tolerance: DIR: largest change in the other direction that is not a failure.
@@ -188,7 +188,7 @@ def _read_test(reader: _Reader, entry: Any, path: str, lexicons: Mapping[str, Se
 def _read_templates(
     reader: _Reader, mapping: Mapping[str, Any], path: str, lexicons: Mapping[str, Sequence[str]], kind: Kind
 ) -> tuple[Texts, ...]:
-    """Templates of a test; without the key none, which only tests without a right label may do."""
+    """Templates of a test; without the key none, which only tests without an expected label may do."""
     values = reader.value(mapping, "templates", path, list, ... if kind == "MFT" else None)
     if values is None:
         return ()
