@@ -4,7 +4,7 @@ Files may be compressed (`.gz` or `.zst`), or URLs. Errors name the file and the
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -138,14 +138,10 @@ def read_propbank(file: str | Path) -> list[SpanSentence]:
     (`V`, `C-V`) are skipped.
     """
     sentences = []
-    for lines in line_blocks(file):
-        located = [(line.split("\t"), f"{file}:{number}") for number, line in lines if not line.startswith("#")]
-        if not located:
-            continue
-        rows, locations = [row for row, _ in located], [location for _, location in located]
+    for rows, locations in _column_blocks(file, "\t"):
         predicates = [word for word, row in enumerate(rows) if row[5:6] not in ([], ["_"], ["-"])]
         width = 6 + len(predicates)
-        for row, location in located:
+        for row, location in zip(rows, locations, strict=True):
             if len(row) != width:
                 raise CtxError(
                     f"{len(row)} columns for {len(predicates)} predicates, expected {width}.",
@@ -160,6 +156,14 @@ def read_propbank(file: str | Path) -> list[SpanSentence]:
                     targets.append(SpanTarget((predicate, predicate + 1), span, (label,)))
         sentences.append(SpanSentence([row[1] for row in rows], targets, locations[0]))
     return sentences
+
+
+def _column_blocks(file: str | Path, separator: str | None = None) -> Iterator[tuple[list[list[str]], list[str]]]:
+    """The cells and the location of each line of a sentence, by default separated by white space, without comments."""
+    for lines in line_blocks(file):
+        numbered = [(number, line) for number, line in lines if not line.startswith("#")]
+        if numbered:
+            yield [line.split(separator) for _, line in numbered], [f"{file}:{number}" for number, _ in numbered]
 
 
 def bracketed_spans(cells: Sequence[str], locations: Sequence[str]) -> list[tuple[str, Span]]:
@@ -196,22 +200,13 @@ def read_coreference(file: str | Path) -> list[SpanSentence]:
     The file has CoNLL columns: the document first, the word last but one, and its clusters last, as `(3|(5)` and `3)`;
     `-` for none. A CoNLL-U file has its mentions as `Entity` in MISC (GUM).
     """
-    if is_treebank(file):
-        sentences = read_treebank(file)
-        mentions = [
-            (sentence.words, [(entity, span) for entity, _, span in entity_mentions(sentence)], sentence)
-            for sentence in sentences
-        ]
-        return [
-            SpanSentence(words, _mention_pairs(spans), sentence.location, sentence.document)
-            for words, spans, sentence in mentions
-        ]
     pairs = []
-    for lines in line_blocks(file):
-        located = [(line.split(), f"{file}:{number}") for number, line in lines if not line.startswith("#")]
-        if not located:
-            continue
-        rows, locations = [row for row, _ in located], [location for _, location in located]
+    if is_treebank(file):
+        for sentence in read_treebank(file):
+            mentions = [(entity, span) for entity, _, span in entity_mentions(sentence)]
+            pairs.append(SpanSentence(sentence.words, _mention_pairs(mentions), sentence.location, sentence.document))
+        return pairs
+    for rows, locations in _column_blocks(file):
         if any(len(row) < 3 for row in rows):
             raise CtxError("Expected columns with a document, a word and clusters.", location=locations[0])
         cells = [row[-1].replace("-", "").replace("|", " ") for row in rows]

@@ -18,7 +18,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_ctxmodels.analysis.attention.dependencies import DependencyScores, score_dependencies
 from hf_ctxmodels.analysis.attention.maps import attention_maps, rollout, word_attention
 from hf_ctxmodels.analysis.attention.patterns import (
-    MEASURES,
     AttentionInput,
     HeadProfile,
     Pattern,
@@ -154,23 +153,19 @@ def _strongest_heads(profile: HeadProfile, heads: Sequence[tuple[int, ...]]) -> 
 
 def _measure_figures(profile: HeadProfile, heads: Sequence[tuple[int, ...]]) -> list[Figure]:
     titles = {
-        "self": "Attention to the token itself",
-        "previous": "Attention to the previous token",
-        "next": "Attention to the next token",
-        "first": "Attention to the first token",
-        "separator": "Attention to separators",
-        "punctuation": "Attention to punctuation marks",
-        "entropy": "Entropy of the attention (nats)",
-    }
-    captions = {
-        "separator": " Without separators, attention to the end of the sequence.",
-        "entropy": " Low if a head attends to few tokens.",
+        "self": ("Attention to the token itself", ""),
+        "previous": ("Attention to the previous token", ""),
+        "next": ("Attention to the next token", ""),
+        "first": ("Attention to the first token", ""),
+        "separator": ("Attention to separators", " Without separators, attention to the end of the sequence."),
+        "punctuation": ("Attention to punctuation marks", ""),
+        "entropy": ("Entropy of the attention (nats)", " Low if a head attends to few tokens."),
     }
     figures: list[Figure] = []
-    for name in MEASURES:
-        caption = "Mean over the tokens, for each layer and head." + captions.get(name, "")
+    for name, (title, note) in titles.items():
         values, high = profile.measures[name].tolist(), None if name == "entropy" else 1.0
-        figures.append(Heatmap.of_heads(name, titles[name], heads, values, low=0.0, high=high, caption=caption))
+        caption = f"Mean over the tokens, for each layer and head.{note}"
+        figures.append(Heatmap.of_heads(name, title, heads, values, low=0.0, high=high, caption=caption))
     return figures
 
 

@@ -61,11 +61,6 @@ class ProbeArguments(OutputArguments):
     name: str = flag("probe", "Name of the result in the output directory: letters, digits, - and _.")
     pooling: WordPooling = flag("mean", "Tokens that represent a word: the mean of all, the first or the last one.")
     rank: int = flag(64, "Rank of the structural probe.")
-    epochs: int = flag(5, "Passes over the training examples.")
-    min_steps: int = flag(500, "Repeat small sets of training examples until this number of steps.")
-    learning_rate: float = flag(1e-3, "Initial learning rate, which falls linearly to 0.")
-    weight_decay: float = flag(0.0, "Weight decay (L2) of Adam.")
-    batch_size: int = flag(256, "Examples of a batch; structural probes use 20 sentences.")
     train_sample: int | None = flag(None, "Number of sentences of a treebank to train on, a fixed random sample.")
     vector_dtype: Literal["float16", "float32"] = flag("float16", "Data type of the stored vectors.")
     cache_dir: str | None = flag(
@@ -74,9 +69,7 @@ class ProbeArguments(OutputArguments):
 
     def __post_init__(self) -> None:
         parse_choices(self)
-        check_range(self, "rank", "epochs", "min_steps", "batch_size", "train_sample", at_least=1)
-        check_range(self, "learning_rate", above=0.0)
-        check_range(self, "weight_decay", at_least=0.0)
+        check_range(self, "rank", "train_sample", at_least=1)
         if not re.fullmatch("[A-Za-z0-9_-]+", self.name):
             raise CtxError(f"{self.name!r} is not a name.", location="--name", hint="use letters, digits, - and _.")
         is_edge = isinstance(self.probe, EdgeOptions)
@@ -103,19 +96,14 @@ class ProbeArguments(OutputArguments):
 
 def main() -> None:
     """Probe a model with trained and untrained weights; save tables and figures."""
-    arguments, placement = parse_arguments(ProbeArguments, DeviceArguments, description=__doc__, essential=ESSENTIAL)
+    arguments, training, placement = parse_arguments(
+        ProbeArguments, ProbeTraining, DeviceArguments, description=__doc__, essential=ESSENTIAL
+    )
     output_dir = Path(arguments.output_dir)
     arguments.check_output(arguments.name)
     sources = {"train": arguments.train_file, "dev": arguments.dev_file, "test": arguments.test_file}
     files = {split: file for split, file in sources.items() if file is not None}
     data = build_data(arguments.tasks, files, arguments.seeds, arguments.train_sample)
-    training = ProbeTraining(
-        learning_rate=arguments.learning_rate,
-        weight_decay=arguments.weight_decay,
-        batch_size=arguments.batch_size,
-        epochs=arguments.epochs,
-        min_steps=arguments.min_steps,
-    )
     options = ProbingOptions(
         arguments.probe,
         training,
@@ -148,7 +136,7 @@ def main() -> None:
     example = example_index(len(sentence.words) for sentence in test_trees)
     result = probing_result(
         arguments.model,
-        {**asdict(arguments), "files": files, "examples": data.counts()},
+        {**asdict(arguments), **asdict(training), "files": files, "examples": data.counts()},
         trained,
         untrained,
         run.baselines(),

@@ -335,20 +335,39 @@ def pairs() -> None:
     print(range_note("accuracy", "unigram"))
 
 
-@dataclass
-class PretrainingLossArguments:
-    """Checkpoint and text."""
+@dataclass(kw_only=True)
+class PretrainingTextArguments:
+    """Text."""
 
-    model: str = flag(REQUIRED, "Pretrained checkpoint with its head: directory or Hub id.")
     text: list[str] = flag(REQUIRED, "Documents, in any format of `pretrain --dataset`, preferably unseen.")
-    objective_options: list[str] = flag(
-        (), "Options of the objective as name=value that differ from pretraining; an unknown name lists them."
-    )
     validation_fraction: float | None = flag(
         None, "Use only the validation documents of pretrain with this fraction and the same files."
     )
     max_length: int | None = flag(None, "Maximum length in tokens; by default the length of pretraining.")
     batch_size: int = flag(32, "Examples per batch.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "batch_size", at_least=1)
+
+    def open(
+        self, checkpoint: str, placement: DeviceArguments, options: dict[str, str] | None = None
+    ) -> PretrainingEvaluation:
+        """The evaluation of a checkpoint on the text; `options` are options of the objective."""
+        evaluation = PretrainingEvaluation.open(
+            checkpoint, *self.text, max_length=self.max_length, held_out=self.validation_fraction, options=options
+        )
+        placement.place(evaluation.model)
+        return evaluation
+
+
+@dataclass(kw_only=True)
+class PretrainingLossArguments(PretrainingTextArguments):
+    """Checkpoint and text."""
+
+    model: str = flag(REQUIRED, "Pretrained checkpoint with its head: directory or Hub id.")
+    objective_options: list[str] = flag(
+        (), "Options of the objective as name=value that differ from pretraining; an unknown name lists them."
+    )
 
 
 def pretraining() -> None:
@@ -360,17 +379,11 @@ def pretraining() -> None:
     The second line tests a model of sentence-order prediction on next-sentence prediction (ALBERT, table 5): class 0 is
     a coherent pair in both tasks.
     """
-    arguments, placement = parse_arguments(PretrainingLossArguments, DeviceArguments, description=getdoc(pretraining))
-    check_range(arguments, "batch_size", at_least=1)
-    options = dict(text.partition("=")[::2] for text in arguments.objective_options)
-    evaluation = PretrainingEvaluation.open(
-        arguments.model,
-        *arguments.text,
-        max_length=arguments.max_length,
-        held_out=arguments.validation_fraction,
-        options=options,
+    arguments, placement = parse_arguments(
+        PretrainingLossArguments, DeviceArguments, description=getdoc(pretraining), essential=("model", "text")
     )
-    placement.place(evaluation.model)
+    options = dict(text.partition("=")[::2] for text in arguments.objective_options)
+    evaluation = arguments.open(arguments.model, placement, options)
     results = evaluation.loss(arguments.batch_size)
     print(f"{evaluation.name}, {len(evaluation.examples)} examples")
     for name, value in results.items():
@@ -378,23 +391,14 @@ def pretraining() -> None:
         print(f"{metric:<28}{value:>12.4f}  {metric_range(metric)}")
 
 
-@dataclass
-class ForgettingArguments:
+@dataclass(kw_only=True)
+class ForgettingArguments(PretrainingTextArguments):
     """Checkpoints and text."""
 
     pretrained: str = flag(REQUIRED, "Pretrained checkpoint with its head: directory or Hub id.")
     finetuned: str = flag(REQUIRED, "Checkpoint fine-tuned from it: directory or Hub id.")
-    text: list[str] = flag(REQUIRED, "Documents, in any format of `pretrain --dataset`, preferably unseen.")
-    validation_fraction: float | None = flag(
-        None, "Use only the validation documents of pretrain with this fraction and the same files."
-    )
-    max_length: int | None = flag(None, "Maximum length in tokens; by default the length of pretraining.")
-    batch_size: int = flag(32, "Examples per batch.")
     output_file: str | None = flag(None, "JSON file for the results.")
     overwrite: bool = flag(False, "Replace --output_file.")
-
-    def __post_init__(self) -> None:
-        check_range(self, "batch_size", at_least=1)
 
 
 def forgetting() -> None:
@@ -404,13 +408,16 @@ def forgetting() -> None:
 
     The objective, its options and the maximum length are read from the pretrained checkpoint.
     """
-    arguments, placement = parse_arguments(ForgettingArguments, DeviceArguments, description=getdoc(forgetting))
+    arguments, placement = parse_arguments(
+        ForgettingArguments,
+        DeviceArguments,
+        description=getdoc(forgetting),
+        essential=("pretrained", "finetuned", "text"),
+    )
     if arguments.output_file is not None:
         inputs = document_files(arguments.text)
         check_output_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite, inputs=inputs)
-    options = {"max_length": arguments.max_length, "held_out": arguments.validation_fraction}
-    evaluation = PretrainingEvaluation.open(arguments.pretrained, *arguments.text, **options)
-    placement.place(evaluation.model)
+    evaluation = arguments.open(arguments.pretrained, placement)
     results = measure_forgetting(evaluation, arguments.finetuned, arguments.batch_size)
     if arguments.output_file is not None:
         write_text_file(arguments.output_file, json.dumps(results, indent=2) + "\n")

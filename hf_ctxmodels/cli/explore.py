@@ -34,9 +34,7 @@ class ExploreArguments:
     def __post_init__(self) -> None:
         check_range(self, "max_sentences", at_least=1)
         if len(self.model) > 2:
-            raise CtxError(
-                f"Expected one or two models, got {len(self.model)}.", location="--model", hint="remove some."
-            )
+            raise CtxError(f"Got {len(self.model)} models, expected 1 or 2.", location="--model", hint="remove some.")
         check_range(self, "port", at_least=0, at_most=65535)
 
 

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from hf_ctxmodels.analysis.comparison import word_figure
 from hf_ctxmodels.analysis.explorer.explored_model import BLANK, ExploredModel
 from hf_ctxmodels.analysis.figures import figure_style
-from hf_ctxmodels.analysis.report.page import asset, render_figure
+from hf_ctxmodels.analysis.report.page import ASSETS, asset, render_figure
 from hf_ctxmodels.architectures.word_alignment import split_words
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import matches_type
@@ -185,19 +185,15 @@ def _error(status: int, message: str, hint: str | None = None) -> Response:
 
 
 def _page(request: Request) -> Response:
-    return Response(_read("explorer.html"), media_type="text/html", headers=_HEADERS)
+    return Response(asset("explorer.html", _ASSETS), media_type="text/html", headers=_HEADERS)
 
 
 def _asset(request: Request) -> Response:
     name = request.path_params["name"]
     if name == "explorer.css":
-        style = asset("report.css") + figure_style("function") + _read("explorer.css")
+        style = asset("report.css") + figure_style("function") + asset("explorer.css", _ASSETS)
         return Response(style, media_type="text/css", headers=_HEADERS)
-    scripts = {"report.js": asset, "explorer.js": _read}
-    if name not in scripts:
+    if name not in ("report.js", "explorer.js"):
         return _error(404, "There is no such file.")
-    return Response(scripts[name](name), media_type="text/javascript", headers=_HEADERS)
-
-
-def _read(name: str) -> str:
-    return (_ASSETS / name).read_text("utf-8")
+    script = asset(name, ASSETS if name == "report.js" else _ASSETS)
+    return Response(script, media_type="text/javascript", headers=_HEADERS)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hf_ctxmodels.analysis.treebanks import (
     Span,
@@ -114,10 +114,8 @@ class ProbingTask:
         return any(len(example.labels) > 1 for split in self.splits.values() for example in split.examples)
 
 
-def word_examples(
-    sentences: Sequence[TreebankSentence], label: Callable[[TreebankSentence, int], str | None]
-) -> ExampleSet:
-    """An example for each word for which `label(sentence, word)` is not None."""
+def word_examples(sentences: Sequence[Any], label: Callable[[Any, int], str | None]) -> ExampleSet:
+    """An example for each word of sentences with `words` for which `label(sentence, word)` is not None."""
     examples = [
         Example(index, ((word, word + 1),), (value,))
         for index, sentence in enumerate(sentences)
@@ -179,13 +177,7 @@ def span_examples(sentences: Sequence[SpanSentence]) -> ExampleSet:
 
 def tag_examples(file: str | Path) -> ExampleSet:
     """A tag for each word of a file of CoNLL columns; BIO for chunks and entities."""
-    sentences = read_conll(file)
-    examples = [
-        Example(index, ((word, word + 1),), (tag,))
-        for index, sentence in enumerate(sentences)
-        for word, tag in enumerate(sentence.tags)
-    ]
-    return ExampleSet([sentence.words for sentence in sentences], examples)
+    return word_examples(read_conll(file), lambda sentence, word: sentence.tags[word])
 
 
 def entity_examples(file: str | Path) -> ExampleSet:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from hf_ctxmodels.analysis.probing.probes import ProbeBatch
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_range, flag
 
 Batch = TypeVar("Batch")
 
@@ -24,21 +25,26 @@ _MAX_SELECTION_EXAMPLES = 5000
 
 @dataclass(frozen=True)
 class ProbeTraining:
-    """Optimization of probes: Adam, whose rate falls linearly to 0, and the weights of the best dev loss.
+    """Optimization.
 
-    The schedule does not depend on results, so that the probes of a batch stay independent.
+    By Adam, with the weights of the best dev loss. The schedule does not depend on results, so that the probes of a
+    batch stay independent.
 
     Attributes:
-        min_steps: Small training sets are repeated until this number of steps.
         evaluations: Number of evaluations on at most 5,000 dev examples, at equal intervals.
     """
 
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.0
-    batch_size: int = 256
-    epochs: int = 5
-    min_steps: int = 500
+    learning_rate: float = flag(1e-3, "Initial learning rate, which falls linearly to 0.")
+    weight_decay: float = flag(0.0, "Weight decay (L2) of Adam.")
+    batch_size: int = flag(256, "Examples of a batch; structural probes use 20 sentences.")
+    epochs: int = flag(5, "Passes over the training examples.")
+    min_steps: int = flag(500, "Repeat small sets of training examples until this number of steps.")
     evaluations: int = 5
+
+    def __post_init__(self) -> None:
+        check_range(self, "epochs", "min_steps", "batch_size", at_least=1)
+        check_range(self, "learning_rate", above=0.0)
+        check_range(self, "weight_decay", at_least=0.0)
 
 
 @dataclass

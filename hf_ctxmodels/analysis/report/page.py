@@ -119,9 +119,9 @@ def render_report(results: Sequence[AnalysisResult], *, title: str = "Analysis r
     )
 
 
-def asset(name: str) -> str:
-    """Text of a style sheet or script of the report."""
-    return (ASSETS / name).read_text("utf-8")
+def asset(name: str, folder: Path = ASSETS) -> str:
+    """Text of a page, a style sheet or a script; by default of the report."""
+    return (folder / name).read_text("utf-8")
 
 
 @cache
