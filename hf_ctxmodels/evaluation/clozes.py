@@ -1,7 +1,7 @@
 """Clozes: texts with a blank that a masked language model fills by one of several choices (PET)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -37,13 +37,10 @@ class _Filling:
 
     inputs: dict[str, Any]
     tokens: dict[int, int]
+    num_tokens: int
     is_truncated: bool
     log_probability: float = 0.0
     is_greedy: bool = True
-    num_tokens: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.num_tokens = len(self.tokens)
 
 
 def score_clozes(
@@ -86,7 +83,8 @@ def score_clozes(
             continue
         for tokens in ids:
             inputs, positions, is_truncated = _encode(tokenizer, cloze, len(tokens), limit)
-            fillings.append((number, _Filling(inputs, dict(zip(positions, tokens, strict=True)), is_truncated)))
+            tokens_by_position = dict(zip(positions, tokens, strict=True))
+            fillings.append((number, _Filling(inputs, tokens_by_position, len(tokens), is_truncated)))
     with evaluation_mode(scorer.model):
         for numbers, batch in token_batches(single_masks, batch_tokens):
             for number, sequence, logits in zip(numbers, batch, scorer.predict(batch).logits[:, 0], strict=True):

@@ -117,7 +117,9 @@ def _sum_scores(
     with evaluation_mode(scorer.model):
         for first in range(0, len(sequences), batch_size):
             indices, batch = zip(*sequences[first : first + batch_size], strict=True)
-            for index, log_probability, count in zip(indices, *scorer.score_batch(list(batch)), strict=True):
+            logits, targets, _ = scorer.predict(list(batch))
+            sums = _sum_log_probabilities(logits, targets)
+            for index, log_probability, count in zip(indices, *sums, strict=True):
                 log_probabilities[index] += log_probability
                 counts[index] += count
     return [TextScore(*values) for values in zip(log_probabilities, counts, strict=True)]
@@ -354,11 +356,6 @@ class _Scorer(ABC):
     @abstractmethod
     def predict(self, sequences: Sequences) -> _Predictions:
         """The predictions of the sequences, and the positions of their targets in the tokens of the text."""
-
-    def score_batch(self, sequences: Sequences) -> tuple[list[float], list[int]]:
-        """Summed log-probabilities of the sequences, and numbers of predictions."""
-        predictions = self.predict(sequences)
-        return _sum_log_probabilities(predictions.logits, predictions.targets)
 
     def pad_inputs(self, sequences: Sequences) -> dict[str, Tensor]:
         """The tokenizer's outputs, padded to (batch, length)."""

@@ -4,6 +4,7 @@ A case fails if one of its texts fails (CheckList's aggregation `all`); the fail
 fail.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -130,12 +131,12 @@ def _describe(label: str, probabilities: Probabilities) -> str:
 
 def rates_by_capability(outcomes: Sequence[BehaviorOutcome]) -> dict[str, dict[str, float]]:
     """Capability -> kind -> failure rate over the cases of all its tests."""
-    counts: dict[tuple[str, str], tuple[int, int]] = {}
+    failures, cases = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for outcome in outcomes:
         key = outcome.test.capability, outcome.test.kind
-        failed, cases = counts.get(key, (0, 0))
-        counts[key] = failed + len(outcome.failures), cases + outcome.cases
+        failures[key] += len(outcome.failures)
+        cases[key] += outcome.cases
     rates: dict[str, dict[str, float]] = {}
-    for (capability, kind), (failed, cases) in counts.items():
-        rates.setdefault(capability, {})[kind] = failed / cases
+    for capability, kind in cases:
+        rates.setdefault(capability, {})[kind] = failures[capability, kind] / cases[capability, kind]
     return rates

@@ -166,15 +166,12 @@ class Representations:
             self.vectors = standardize(corpus.vectors, num_training_rows, corpus.has_tokens)
         self.num_words_without_tokens = int((~corpus.has_tokens).sum()) if sentences else 0
         self._means: dict[tuple[str, ...], int] = {}
-        texts: list[list[str]] = []
         for tasks in data.tasks.values():
             for task in tasks if tasks[0].is_sentence_level else ():
                 for examples in task.splits.values():
                     for words in examples.sentences:
-                        if tuple(words) not in self._means:
-                            self._means[tuple(words)] = len(texts)
-                            texts.append(words)
-        self._mean_vectors, _ = encode_sentences(encoder, texts, dtype=dtype)
+                        self._means.setdefault(tuple(words), len(self._means))
+        self._mean_vectors, _ = encode_sentences(encoder, list(self._means), dtype=dtype)
 
     def labeled(self, task: ProbingTask, columns: list[int], layers: list[int]) -> LabeledVectors:
         """The vectors of a task's examples, for some columns of the table, which hold these layers."""
