@@ -29,7 +29,7 @@ class PartialResults:
 
     Args:
         file: JSON file.
-        identity: What the results depend on; a file with another identity is not used.
+        identity: JSON value that determines the results; a file with another identity is not used.
         data_files: Local files whose content the results depend on too.
 
     Attributes:
@@ -139,7 +139,7 @@ class AnalysisResult:
         analysis: Its name, which is the name of its files: letters, digits, `_` and `-`.
         models: Directories or Hub ids.
         settings: Arguments, data files with their numbers of examples, seeds.
-        tables, figures: What a reader sees, in this order.
+        tables, figures: Content of the report, in this order.
         values: All numbers, for programs.
     """
 

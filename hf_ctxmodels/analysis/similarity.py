@@ -52,7 +52,7 @@ def cka_matrix(representations: Sequence[Tensor]) -> Tensor:
 
     All examples enter in one estimate, without minibatches: blocks of rows of the n x n Gram matrices of all layers are
     multiplied with one another. The cost is O(n d) per pair of examples and layer, and O(n n) per pair of layers,
-    whatever the widths.
+    independent of the widths.
 
     Args:
         representations: (n, d) representations of the same n > 3 examples, of any widths.

@@ -2,7 +2,7 @@
 
 In an ideal space, the squared distance of two words is the number of arcs between them in the tree (a Pythagorean
 embedding), so that each arc has the squared length 1. The probe of Hewitt & Manning (2019, NAACL) approximates it; the
-mean squared length of the arcs of a relation tells how much nearer or farther than others it is drawn.
+mean squared length of the arcs of a relation shows whether its words are closer together (below 1) or farther apart.
 """
 
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""What the attention heads of a model attend to: measures, patterns, dependencies, distances, rollout.
+"""Attention heads of a model: measures, patterns, dependencies, distances and rollout.
 
     hf-ctxmodels analyze attention --model runs/bert --text dev.conllu --output_dir runs/analysis
     hf-ctxmodels analyze attention --model runs/gpt2 --text sentences.txt --output_dir runs/analysis

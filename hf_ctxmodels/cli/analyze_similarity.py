@@ -2,8 +2,8 @@
 
     hf-ctxmodels analyze similarity --model runs/bert runs/gpt2 runs/elmo --text dev.conllu --output_dir runs/analysis
 
-All layers of all models are compared on the same words in the same sentences, whatever the tokenizers: one square heat
-map of debiased linear CKA, or also of SVCCA and neuron-wise maximum correlation.
+All layers of all models are compared on the same words in the same sentences; the tokenizers may differ. The output is
+one square heat map of debiased linear CKA, or also of SVCCA and neuron-wise maximum correlation.
 """
 
 from dataclasses import asdict, dataclass

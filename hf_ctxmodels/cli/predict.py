@@ -7,7 +7,7 @@
 
 The input has the format of `hf-ctxmodels finetune`. A .txt file has one text per line, for models of single texts. The
 output is one JSON object per example, in the order of the input; its numbers have 4 significant digits on the screen
-and 6 in a file. Labels are not needed; if the input has labels, the metrics are printed, too.
+and 6 in a file. Labels are not needed; if the input has labels, the metrics are printed as well.
 """
 
 import json

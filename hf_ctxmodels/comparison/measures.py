@@ -446,7 +446,7 @@ class Finetuning(Measure):
         )
 
     def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
-        """The metric first, then the others of a fine-tuned model, which is deleted."""
+        """The metrics of a fine-tuned model, `metric` first; the model is deleted."""
         has_head = TASKS[self.task].auto_class in get_family(checkpoint.config).models
         if not has_head and not self.features:
             return None

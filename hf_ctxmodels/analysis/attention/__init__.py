@@ -1,1 +1,1 @@
-"""What attention heads attend to, and which of them a model needs."""
+"""Attention heads: attention maps, patterns, dependencies and importance."""

@@ -65,7 +65,7 @@ def change_punctuation(text: str, generator: Random, value: Any = None) -> list[
 
 
 def change_contractions(text: str, generator: Random, value: Any = None) -> list[str]:
-    """The text with all contractions expanded, and with all of them used ("is not", "isn't")."""
+    """The text with all contractions expanded ("is not"), and with all phrases contracted ("isn't")."""
     return [_replace_words(text, _EXPANSIONS), _replace_words(text, _CONTRACTIONS)]
 
 

@@ -1,4 +1,4 @@
-"""What the explorer shows of a model: predictions, probabilities of words, attention, neighbors and senses."""
+"""A model in the explorer: predictions, probabilities of words, attention, neighbors and senses."""
 
 from collections.abc import Sequence
 from contextlib import suppress

@@ -38,7 +38,7 @@ class LineChart(Figure):
         x: Numbers, in ascending order.
         series: Name -> a value for each x; None is a gap.
         bands: Name of a series -> a pair (low, high) for each x, drawn as an area.
-        x_label, y_label: What the axes show.
+        x_label, y_label: Labels of the axes.
         log_x: A logarithmic x axis.
         digits: Digits of values in tooltips.
         join_gaps: Draw lines and bands across missing values, for series with different x.
@@ -117,7 +117,7 @@ class BarChart(Figure):
     Args:
         labels: Groups of bars, from the top.
         series: Name -> a value for each label; None is left out.
-        x_label: What the values are.
+        x_label: Label of the axis.
         digits: Digits of the values.
     """
 
@@ -258,7 +258,7 @@ class ScatterMap(Figure):
         groups: Group of each point, which sets its color and marker.
         texts: Text of each point, on hover and by keyboard focus in a report, such as the sentence of a word.
         labels: Text next to each point; None or "" for none. Labels that would overlap are left out.
-        x_label, y_label: What the axes show.
+        x_label, y_label: Labels of the axes.
         edges: Triples (index, index, style) of lines between points; the style is "solid", "dashed" or "dotted".
         is_lattice: Coordinates are numbers of columns and rows, as in a heat map: row 0 is at the top.
     """

@@ -43,7 +43,7 @@ class Heatmap(Figure):
         values: A list of numbers for each row; None is an empty cell.
         low, high: Ends of the color scale; by default the lowest and the highest value.
         digits: Digits of the numbers.
-        row_label, column_label: What the rows and the columns are.
+        row_label, column_label: Labels of the axes.
     """
 
     rows: Sequence[Any]
@@ -221,7 +221,7 @@ class Surface(Figure):
         x, y: Coordinates of the columns and rows, ascending and evenly spaced.
         values: A list of numbers for each y, from its lowest to its highest value; None is empty.
         paths: Name -> pairs (x, y), such as the checkpoints of a run; a path of one pair is a point.
-        x_label, y_label: What the axes show.
+        x_label, y_label: Labels of the axes.
         low, high: Ends of the color scale; equal ones make several surfaces comparable.
         digits: Digits of the values.
     """

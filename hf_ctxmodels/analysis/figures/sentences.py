@@ -30,7 +30,7 @@ class ArcDiagram(Figure):
     Args:
         words: The words.
         arcs_above, arcs_below: Triples (head, dependent, label) of indices of words; head -1 is the root.
-        above, below: What the arcs are.
+        above, below: Names of the arcs above and below.
     """
 
     words: Sequence[str]

@@ -135,7 +135,7 @@ def _environment() -> Environment:
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "sort_keys": False}
     environment.globals.update(figure_series=figure_series, figure_data=figure_data)
-    # characters that XML forbids, such as NUL, are no better in HTML
+    # characters that XML forbids, such as NUL, are invalid in HTML as well
     environment.filters.update(safe_text=lambda text: Markup(escape_text(text)), heading=_heading)
     return environment
 

@@ -1,4 +1,4 @@
-"""What a universal trigger attacks: classifiers, extractive question answering and causal language models.
+"""Attacks by universal triggers on classifiers, extractive question answering and causal language models.
 
 Wallace et al. 2019 (arXiv 1908.07125), sections 3 to 5. The texts are split in two halves: a trigger is searched on one
 half and measured on the other.

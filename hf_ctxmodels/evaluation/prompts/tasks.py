@@ -121,7 +121,7 @@ class PromptTask:
 
     @property
     def output(self) -> Literal["choice", "likelihood", "text"]:
-        """What a model computes: the likelihoods of choices, the likelihood of the target, or a text."""
+        """The model output that is scored: the likelihoods of choices, the likelihood of the target, or a text."""
         if self.scoring == "likelihood":
             return "likelihood"
         return "choice" if self.text.kind == "classification" else "text"
