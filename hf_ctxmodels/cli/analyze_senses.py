@@ -61,7 +61,7 @@ class SenseArguments(WordAnalysisArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "max_occurrences", at_least=3)
-        check_range(self, "max_lemmas", at_least=1)
+        check_range(self, "max_lemmas", "probe_ranks", at_least=1)
         if bool(self.text) == (self.semcor is not None):
             raise CtxError("Expected either --text or --semcor.", location="--text", hint="use one of them.")
         if self.text and not self.word:

@@ -88,8 +88,7 @@ class TriggerArguments(OutputArguments):
         check_range(self, "exclude_class_words", "random_triggers", at_least=0)
         check_range(self, "max_length", at_least=1)
         check_range(self, "max_examples_per_label", at_least=2)
-        for seed in self.seeds:
-            check_range({"seeds": seed}, at_least=0, at_most=MAX_SEED)
+        check_range(self, "seeds", at_least=0, at_most=MAX_SEED)
 
 
 def main() -> None:

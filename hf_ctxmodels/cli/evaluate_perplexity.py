@@ -72,8 +72,7 @@ class PerplexityArguments:
     overwrite: bool = flag(False, "Replace the results in --output_dir.")
 
     def __post_init__(self) -> None:
-        for length in self.memory_length:
-            check_range({"memory_length": length}, at_least=0, location="--memory_length")
+        check_range(self, "memory_length", at_least=0, location="--memory_length")
         check_range(self, "clamp_len", at_least=-1)
         check_range(self, "batch_size", at_least=1)
         if not self.memory_length and (self.clamp_len is not None or self.same_length is not None):

@@ -303,8 +303,8 @@ def check_range(
     below: float | None = None,
     location: str | None = None,
 ) -> None:
-    """Raise CtxError if one of the named fields of a dataclass, or a value of a mapping, is out of range; None is
-    allowed. `location` is the flag whose options the fields are."""
+    """Raise CtxError if one of the named fields of a dataclass, or a value of a mapping, is out of range, or an item of
+    a list; None is allowed. `location` is the flag whose options the fields are."""
     values = arguments if isinstance(arguments, Mapping) else {name: getattr(arguments, name) for name in names}
     comparisons = (
         ("above", above, operator.gt),
@@ -313,7 +313,8 @@ def check_range(
         ("below", below, operator.lt),
     )
     limits = [(phrase, limit, compare) for phrase, limit, compare in comparisons if limit is not None]
-    for name, value in values.items():
+    items = ((name, item) for name, value in values.items() for item in (value if isinstance(value, list) else [value]))
+    for name, value in items:
         if value is not None and not all(compare(value, limit) for _, limit, compare in limits):
             expected = " and ".join(f"{phrase} {limit:,}" for phrase, limit, _ in limits)
             raise CtxError(

@@ -92,6 +92,8 @@ def test_senses_command(folder, tmp_path):
     result = AnalysisResult.load(tmp_path / "senses.json")
     assert result.tables[0].rows == ["most frequent sense", *(f"layer {layer}" for layer in range(4)), "upper bound"]
     assert [row[0] for row in result.tables[0].cells][-2:] == [1, 1]
+    flags = {"model": folder / "bert", "semcor": tmp_path / "semcor", "output_dir": tmp_path / "ranks"}
+    assert "probe_ranks=0 is out of range" in command_output("analyze senses", probe_ranks=[2, 0], fails=True, **flags)
     assert "--text needs --word" in command_output(
         "analyze senses", model=folder / "bert", text=folder / "text.txt", output_dir=tmp_path, fails=True
     )
