@@ -16,7 +16,7 @@ from hf_ctxmodels.analysis.results import AnalysisResult, Table
 from hf_ctxmodels.architectures.sentence_encoder import max_sentence_length
 from hf_ctxmodels.architectures.word_alignment import NO_WORD, split_words, word_spans, words_at
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.evaluation.scoring import LikelihoodKind, TokenScore, score_tokens
+from hf_ctxmodels.evaluation.scoring import LikelihoodKind, TokenScore, input_length, score_tokens
 
 _NUM_LARGEST = 20
 _MAX_POINTS = 1000
@@ -60,10 +60,10 @@ def score_words(
     """
     if not tokenizer.is_fast:
         raise CtxError(f"{type(tokenizer).__name__} has no offsets.", hint="use a tokenizer with a tokenizer.json.")
-    encoding = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
     limit = max_sentence_length(model.base_model, tokenizer)
-    if limit is not None and len(encoding["input_ids"]) > limit:
+    if limit is not None and input_length(model, tokenizer, text) > limit:
         return None
+    encoding = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
     words = split_words(text)
     token_words = words_at(np.asarray(encoding["offset_mapping"]).reshape(-1, 2), word_spans(text))
     token_words[np.asarray(encoding["special_tokens_mask"], dtype=bool)] = NO_WORD

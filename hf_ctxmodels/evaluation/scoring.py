@@ -244,6 +244,12 @@ def score_tokens(
     return scores
 
 
+def input_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+    """Number of tokens of the model's input for a text in `score`, with a start token that it adds; raises CtxError
+    without a language modeling head."""
+    return max((len(sequence["input_ids"]) for sequence in make_scorer(model, tokenizer).encode(text)), default=0)
+
+
 def predict_tokens(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, positions: Sequence[int]
 ) -> list[Tensor]:

@@ -12,6 +12,7 @@ from zoo import Case
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.analysis.comparison import TextComparison, comparison_result, score_words
+from hf_ctxmodels.analysis.explorer.explored_model import ExploredModel
 from hf_ctxmodels.analysis.results import AnalysisResult
 from hf_ctxmodels.evaluation import score_tokens
 from hf_ctxmodels.evaluation.scoring import load_language_model, predict_tokens
@@ -73,6 +74,20 @@ def test_long_texts_and_models_without_lm_head(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": None}))
     with pytest.raises(CtxError, match="has no head of CtxBertForMaskedLM"):
         load_language_model(str(tmp_path))
+
+
+def test_start_token_counts_towards_the_maximum_length():
+    model, tokenizer = build_model("gpt2")
+    tokenizer.model_max_length = model.config.max_sequence_length
+    text = "t" * tokenizer.model_max_length
+    assert len(tokenizer(text)["input_ids"]) == tokenizer.model_max_length
+    assert score_words(model, tokenizer, text) is None
+    assert score_words(model, tokenizer, text[1:]) is not None
+    explored = ExploredModel("gpt2", model, tokenizer)
+    for action in (explored.predict, explored.score_words):
+        action(text[1:])
+        with pytest.raises(CtxError, match="the limit is"):
+            action(text)
 
 
 @pytest.mark.parametrize(("family", "position"), [("bert", 3), ("xlnet", 2), ("elmo", 3)])

@@ -19,7 +19,7 @@ from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.evaluation.perplexity import is_permutation_lm
-from hf_ctxmodels.evaluation.scoring import likelihood_kind, predict_tokens, saved_language_model_class
+from hf_ctxmodels.evaluation.scoring import input_length, likelihood_kind, predict_tokens, saved_language_model_class
 
 BLANK = "___"
 """Stands for a missing word in a sentence."""
@@ -126,7 +126,7 @@ class ExploredModel:
             CtxError: The model is not a language model, or the sentence is too long.
         """
         text = " ".join(sentence.replace(BLANK, " ").split())
-        self._ids(text)
+        self._check_length(input_length(self.model, self.tokenizer, text))
         scores = score_words(self.model, self.tokenizer, text)
         assert scores is not None, "the length was checked"
         return scores
@@ -135,21 +135,17 @@ class ExploredModel:
         """A text with mask tokens for blanks, if the tokenizer has one."""
         return text if self.tokenizer.mask_token is None else text.replace(BLANK, str(self.tokenizer.mask_token))
 
-    def _ids(self, text: str) -> list[int]:
-        ids = list(self.tokenizer(text, verbose=False)["input_ids"])
-        self._check_length(len(ids))
-        return ids
-
     def _ids_to_continue(self, text: str) -> list[int]:
         """Ids of the beginning of a text; the end-of-text token, the separator of texts in training, precedes them if
         the tokenizer puts no special token there."""
-        ids, special_ids = self._ids(text), self.tokenizer.all_special_ids
+        ids, special_ids = list(self.tokenizer(text, verbose=False)["input_ids"]), self.tokenizer.all_special_ids
         while len(ids) > 1 and ids[-1] in special_ids:
             ids.pop()
         if self.tokenizer.eos_token_id is not None and (not ids or ids[0] not in special_ids):
             ids.insert(0, self.tokenizer.eos_token_id)
         if not ids:
             raise CtxError("There is no word to continue.", hint="write the beginning of a sentence.")
+        self._check_length(len(ids))
         return ids
 
     def _check_length(self, tokens: int) -> None:
