@@ -7,9 +7,9 @@ Causal models predict words from the left context, masked models from both sides
 
 from dataclasses import asdict, dataclass, replace
 
-from hf_ctxmodels.analysis.comparison import TextComparison, WordScores, comparison_result, score_words
 from hf_ctxmodels.analysis.output_arguments import OutputArguments
 from hf_ctxmodels.analysis.word_arguments import short_names
+from hf_ctxmodels.analysis.word_comparison import TextComparison, WordScores, comparison_result, score_words
 from hf_ctxmodels.cli.encode import iterate_sentences
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status, progress_bar

@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.analysis.attention.maps import attention_maps
-from hf_ctxmodels.analysis.comparison import WordScores, score_words
 from hf_ctxmodels.analysis.figures import AttentionView, ScatterMap
 from hf_ctxmodels.analysis.senses import Occurrence, context_text, find_occurrences, nearest_to_vectors, project
+from hf_ctxmodels.analysis.word_comparison import WordScores, score_words
 from hf_ctxmodels.architectures.word_encoder import EncodedCorpus, WordEncoder
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
@@ -120,7 +120,7 @@ class ExploredModel:
         return [self._best(log_probabilities, count) for log_probabilities in predictions]
 
     def score_words(self, sentence: str) -> WordScores:
-        """The scores of the words of a sentence, without its blanks, see `hf_ctxmodels.analysis.comparison`.
+        """The scores of the words of a sentence, without its blanks, see `hf_ctxmodels.analysis.word_comparison`.
 
         Raises:
             CtxError: The model is not a language model, or the sentence is too long.

@@ -20,10 +20,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hf_ctxmodels.analysis.comparison import word_figure
 from hf_ctxmodels.analysis.explorer.explored_model import BLANK, ExploredModel
 from hf_ctxmodels.analysis.figures import figure_style
 from hf_ctxmodels.analysis.report.page import ASSETS, asset, render_figure
+from hf_ctxmodels.analysis.word_comparison import word_figure
 from hf_ctxmodels.architectures.word_alignment import split_words
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import matches_type

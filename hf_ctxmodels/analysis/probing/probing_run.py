@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.analysis.annotated_corpora import read_senteval
 from hf_ctxmodels.analysis.probing.controls import label_score, majority_predictions
 from hf_ctxmodels.analysis.probing.layer_scores import (
     LabeledVectors,
@@ -40,7 +41,6 @@ from hf_ctxmodels.analysis.probing.tasks import (
 )
 from hf_ctxmodels.analysis.probing.training import standardize
 from hf_ctxmodels.analysis.senses import encode_sentences
-from hf_ctxmodels.analysis.treebanks import read_senteval
 from hf_ctxmodels.architectures.word_encoder import WordEncoder, WordPooling
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError, wrap_errors

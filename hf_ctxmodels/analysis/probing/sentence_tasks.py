@@ -19,8 +19,8 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from hf_ctxmodels.analysis.annotated_corpora import LabeledSentence
 from hf_ctxmodels.analysis.probing.tasks import Example, ExampleSet, ProbingTask
-from hf_ctxmodels.analysis.treebanks import LabeledSentence
 from hf_ctxmodels.data.treebanks import TreebankSentence
 
 LENGTH_BINS = ((5, 8), (9, 12), (13, 16), (17, 20), (21, 25), (26, 28))

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hf_ctxmodels.analysis.treebanks import (
+from hf_ctxmodels.analysis.annotated_corpora import (
     Span,
     SpanSentence,
     entity_mentions,

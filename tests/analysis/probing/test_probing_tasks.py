@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_ctxmodels.analysis.annotated_corpora import LabeledSentence
 from hf_ctxmodels.analysis.probing.controls import (
     ControlTask,
     label_score,
@@ -24,7 +25,6 @@ from hf_ctxmodels.analysis.probing.tasks import (
     build_treebank_task,
     relation_examples,
 )
-from hf_ctxmodels.analysis.treebanks import LabeledSentence
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.treebanks import TreebankSentence, read_treebank
 

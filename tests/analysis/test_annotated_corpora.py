@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_ctxmodels.analysis.treebanks import (
+from hf_ctxmodels.analysis.annotated_corpora import (
     SpanTarget,
     entity_mentions,
     read_bio_spans,

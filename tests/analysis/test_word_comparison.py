@@ -11,9 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from zoo import Case
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.analysis.comparison import TextComparison, comparison_result, score_words
 from hf_ctxmodels.analysis.explorer.explored_model import ExploredModel
 from hf_ctxmodels.analysis.results import AnalysisResult
+from hf_ctxmodels.analysis.word_comparison import TextComparison, comparison_result, score_words
 from hf_ctxmodels.evaluation import score_tokens
 from hf_ctxmodels.evaluation.scoring import load_language_model, predict_tokens
 from hf_ctxmodels.registry import FAMILIES
