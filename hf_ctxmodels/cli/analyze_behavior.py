@@ -82,7 +82,7 @@ def main() -> None:
         predict = _predict_function(predictor, arguments.batch_size)
         tests = progress_bar(list(zip(suite.tests, cases, strict=True)), name, unit="tests")
         outcomes[name] = [evaluate_test(test, test_cases, predict) for test, test_cases in tests]
-    result = make_result(outcomes, arguments.model, {**asdict(arguments), "text_examples": len(texts)})
+    result = behavior_result(outcomes, arguments.model, {**asdict(arguments), "text_examples": len(texts)})
     result.save(arguments.output_dir)
     print("\n\n".join(f"{table.title}\n{table.markdown()}" for table in result.tables))
 
@@ -130,7 +130,7 @@ def _predict_function(predictor: Predictor, batch_size: int) -> Predict:
     return predict
 
 
-def make_result(
+def behavior_result(
     outcomes: Mapping[str, Sequence[BehaviorOutcome]], sources: Sequence[str], settings: dict[str, Any]
 ) -> AnalysisResult:
     """Failure rates by capability and kind and by test, and three failures of each test."""

@@ -115,7 +115,7 @@ def main() -> None:
     names = short_names([*arguments.model, *arguments.transfer_to])
     settings = {**asdict(arguments), **asdict(options), "examples": {name: len(rows) for name, rows in groups.items()}}
     settings["excluded_words"] = excluded_words
-    result = make_result(measurements, attacks[0], names, len(arguments.model), settings)
+    result = trigger_result(measurements, attacks[0], names, len(arguments.model), settings)
     result.save(arguments.output_dir)
     for file in (Path(arguments.output_dir) / "searches").glob("triggers-*.json"):
         file.unlink()
@@ -238,7 +238,7 @@ def _measure(
     return measurement
 
 
-def make_result(
+def trigger_result(
     measurements: dict[str, list[TriggerMeasurement]],
     attack: Attack,
     names: Sequence[str],

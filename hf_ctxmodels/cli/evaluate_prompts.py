@@ -234,7 +234,7 @@ def main() -> None:
     if unlabeled := [entry.task.name for entry in data if not entry.is_labeled]:
         print(f"No labels, and so no score: {', '.join(unlabeled)}; predictions in {directory / 'examples'}")
     write_text_file(directory / "results.md", f"{text}\n")
-    results_of(cells, arguments.model, arguments.options()).save(directory)
+    prompt_result(cells, arguments.model, arguments.options()).save(directory)
     partial.file.unlink(missing_ok=True)
     print(f"Results and figures are in {directory}")
 
@@ -353,7 +353,7 @@ def grouped(cells: Iterable[Cell]) -> dict[tuple[str, int], list[Cell]]:
     return groups
 
 
-def results_of(cells: Sequence[Cell], sources: Sequence[str], settings: dict[str, Any]) -> AnalysisResult:
+def prompt_result(cells: Sequence[Cell], sources: Sequence[str], settings: dict[str, Any]) -> AnalysisResult:
     """Tables of means and standard deviations over seeds, and figures: the score of each task against the number of
     examples in the context, and against the number of parameters."""
     tables: list[Table] = []

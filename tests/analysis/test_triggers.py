@@ -254,7 +254,7 @@ def test_triggers_command(classifiers: tuple[Path, Path], tmp_path: Path, monkey
     assert "already holds triggers.json" in command_output("analyze triggers", **rerun_flags, fails=True)
     with monkeypatch.context() as patch:
         error = CtxError("interrupted", hint="continue.")
-        patch.setattr("hf_ctxmodels.cli.analyze_triggers.make_result", Mock(side_effect=error))
+        patch.setattr("hf_ctxmodels.cli.analyze_triggers.trigger_result", Mock(side_effect=error))
         command_output("analyze triggers", **rerun_flags, overwrite=True, fails=True)
     searches = list((tmp_path / "a" / "searches").iterdir())
     assert len(searches) == 2
