@@ -18,6 +18,8 @@ from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError
 
+_MAX_TYPES = 5000  # words whose self-similarity is measured; more are sampled
+
 
 @dataclass(frozen=True)
 class LayerGeometry:
@@ -53,7 +55,6 @@ def measure_geometry(
     sentences: Sequence[Sentence],
     *,
     min_occurrences: int = 5,
-    max_types: int = 5000,
     sample_size: int = 1000,
     seeds: Sequence[int] = (0,),
     progress: bool = True,
@@ -64,7 +65,6 @@ def measure_geometry(
         encoder: Model with its tokenizer.
         sentences: Texts or lists of words.
         min_occurrences: Occurrences of a word, case included, whose self-similarity is measured.
-        max_types: Measure the self-similarity of this number of words; more are sampled.
         sample_size: Sentences, with one word each, for the anisotropy.
         seeds: Seeds of these samples.
         progress: Show a progress bar.
@@ -75,8 +75,8 @@ def measure_geometry(
     word_lists = list(map(split_words, sentences))
     frequencies = Counter(word for words in word_lists for word in words)
     types = [word for word, count in frequencies.most_common() if count >= max(2, min_occurrences)]
-    if len(types) > max_types:
-        selected = set(random.Random(0).sample(types, max_types))
+    if len(types) > _MAX_TYPES:
+        selected = set(random.Random(0).sample(types, _MAX_TYPES))
         types = [word for word in types if word in selected]
     rows = {word: row for row, word in enumerate(types)}
     samples = [_sample_words(word_lists, sample_size, seed) for seed in seeds]

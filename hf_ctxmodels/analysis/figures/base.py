@@ -89,13 +89,13 @@ class Figure:
         """The figure as an SVG document, or as an SVG element for a page that has the style of `figure_style`."""
         raise NotImplementedError
 
-    def png(self, *, zoom: float = 2) -> bytes | None:
-        """The figure as PNG with `zoom` pixels per unit, in light colors; None without the package resvg_py."""
+    def png(self) -> bytes | None:
+        """The figure as PNG with two pixels per unit, in light colors; None without the package resvg_py."""
         if not can_write_png():
             return None
         import resvg_py
 
-        return bytes(resvg_py.svg_to_bytes(svg_string=self.svg(), zoom=zoom, font_family="DejaVu Sans"))
+        return bytes(resvg_py.svg_to_bytes(svg_string=self.svg(), zoom=2, font_family="DejaVu Sans"))
 
     def to_json(self) -> dict[str, Any]:
         """The fields and the name of the class, as `type`."""

@@ -72,14 +72,14 @@ def label_score(
     return 2 * correct / max(total, 1)
 
 
-def shuffle_sentences(examples: ExampleSet, seed: int = 0) -> tuple[list[int], list[int]]:
+def shuffle_sentences(examples: ExampleSet) -> tuple[list[int], list[int]]:
     """Order of the examples after a random permutation of their sentences, and the number of examples in each portion
     of the online code; portions that add no example are left out."""
     by_sentence: dict[int, list[int]] = defaultdict(list)
     for index, example in enumerate(examples.examples):
         by_sentence[example.sentence].append(index)
     sentences = sorted(by_sentence)
-    random.Random(seed).shuffle(sentences)
+    random.Random(0).shuffle(sentences)
     totals = list(accumulate(len(by_sentence[sentence]) for sentence in sentences))
     sizes = sorted({totals[max(1, round(portion * len(sentences))) - 1] for portion in PORTIONS})
     return [index for sentence in sentences for index in by_sentence[sentence]], sizes
