@@ -111,7 +111,7 @@ def measure_geometry(
         raise CtxError(
             f"{len(sentences)} sentences with {len(types)} words of {min_occurrences} occurrences do not suffice.",
             location="min_occurrences",
-            hint="use more text, or fewer occurrences.",
+            hint="use more text, or a lower min_occurrences.",
         )
     anisotropy, dominant = zip(*(_anisotropy(torch.stack(units)) for units in sample_vectors))
     return LayerGeometry(

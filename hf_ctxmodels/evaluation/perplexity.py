@@ -134,8 +134,9 @@ def measure_perplexity(
     if stride is None and length is not None:
         stride = max(1, length // 2)
     if length is not None and (length < 1 or (limit is not None and length > limit)):
+        maximum = "" if limit is None else f" and at most {limit}"
         raise CtxError(
-            f"Windows of {length} tokens do not fit the model.", hint=f"use a max_length from 1 to {limit or 'any'}."
+            f"Windows of {length} tokens do not fit the model.", hint=f"use a max_length of at least 1{maximum}."
         )
     if stride is not None and (stride < 1 or (length is not None and stride > length)):
         raise CtxError(
