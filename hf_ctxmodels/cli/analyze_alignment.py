@@ -59,7 +59,7 @@ def main() -> None:
         AlignmentArguments, DeviceArguments, description=__doc__, essential=("model", "text", "output_dir")
     )
     arguments.check_output("alignment")
-    pairs = read_translations(*arguments.text)
+    pairs = read_translation_pairs(*arguments.text)
     # a model that reads two languages is loaded twice: its configuration and its tokenizer have one language
     loaded = replace(arguments, model=arguments.model * 2, languages=[]) if arguments.languages else arguments
     _, encoders = zip(*loaded.encoders(placement, languages=arguments.languages))
@@ -76,7 +76,7 @@ def main() -> None:
     print(f"{result.tables[0].markdown()}\n\nresults and figures in {arguments.output_dir}")
 
 
-def read_translations(first: str, second: str | None = None) -> list[tuple[str, str]]:
+def read_translation_pairs(first: str, second: str | None = None) -> list[tuple[str, str]]:
     """The lines of two files, or the two columns of one, without pairs that have an empty side; raises CtxError if one
     file has more lines, or a line has no tab."""
     if second is None:
