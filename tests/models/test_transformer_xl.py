@@ -301,11 +301,13 @@ def load_model(source: Path) -> CtxTransformerXLForCausalLM:
     return AutoModelForCausalLM.from_pretrained(source).eval()
 
 
-def test_perplexity_with_memory_requires_memory() -> None:
+def test_perplexity_with_memory_requires_memory_and_text() -> None:
     model = CtxGpt2ForCausalLM(tiny_config(FAMILIES["gpt2"]))
-    text = RunningText.tokenize(CtxTransformerXLTokenizer.from_words(["a"]), ["a a"])
+    tokenizer = CtxTransformerXLTokenizer.from_words(["a"])
     with pytest.raises(CtxError, match="has no memory"):
-        measure_perplexity_with_memory(model, text, memory_length=4)
+        measure_perplexity_with_memory(model, RunningText.tokenize(tokenizer, ["a a"]), memory_length=4)
+    with pytest.raises(CtxError, match="no text to predict"):
+        RunningText.tokenize(tokenizer, [""])
 
 
 @pytest.mark.parametrize(
