@@ -2,11 +2,10 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -132,10 +131,9 @@ class Preparation:
         """The folder of the complete files."""
         return LocalFolder(self.directory) if self.url is None else RemoteFolder(self.directory, self.url)
 
-    @cached_property
-    def digest(self) -> str:
-        """Digest of the identity, in the record of each part."""
-        return identity_digest(self.identity)
+    def part_digest(self, number: int) -> str:
+        """Digest of the identity and the number of a part, in its record: a copy under another number is not valid."""
+        return identity_digest({**self.identity, "part": number})
 
     def run(self, numbers: Sequence[int] | None = None, num_proc: int = 1, show_progress: bool = False) -> None:
         """Write the parts of these numbers, by default all, except those that are complete.
@@ -161,16 +159,8 @@ class Preparation:
 
     def _make_directory(self) -> None:
         """Create the directory and save the tokenizer; raises CtxError if the directory has other content."""
-        file = self.directory / IDENTITY_FILE
-        if IDENTITY_FILE in self._files():
-            self.folder.download([IDENTITY_FILE])
-            if differing := describe_differences(self.identity, read_json(file)):
-                raise CtxError(
-                    f"The directory contains other examples: {'; '.join(differing)}.",
-                    location=f"--output_dir {self.folder}",
-                    hint="use another directory, or replace them with --overwrite.",
-                )
-        write_json(file, dict(self.identity))
+        self._check_identity(self._files())
+        write_json(self.directory / IDENTITY_FILE, dict(self.identity))
         with wrap_write_errors(self.directory):
             for split in SPLITS:
                 (self.directory / split).mkdir(exist_ok=True)
@@ -193,6 +183,20 @@ class Preparation:
         """Delete prepared examples, the index first; raises CtxError if there are other files."""
         self.folder.delete(sorted(self._files(), key=lambda name: name != INDEX_FILE))
 
+    def _check_identity(self, names: Collection[str]) -> None:
+        """Raise CtxError if the folder, with files of these names, has examples of other text, another objective or
+        another tokenizer."""
+        if IDENTITY_FILE not in names:
+            return
+        self.folder.download([IDENTITY_FILE])
+        if differing := describe_differences(self.identity, read_json(self.directory / IDENTITY_FILE)):
+            raise CtxError(
+                f"The directory contains other examples: {'; '.join(differing)}.",
+                location=f"--output_dir {self.folder}",
+                hint="use the flags that they were prepared with or another directory, or replace them with "
+                "--overwrite.",
+            )
+
     def write_part(self, number: int) -> None:
         """Write the files and then the record of a part, each atomically."""
         part = self.parts[number]
@@ -211,7 +215,7 @@ class Preparation:
             with replacing(file) as temporary:
                 columns_of_splits = write_examples(temporary, columns, len(self.tokenizer))
                 files[split] = PreparedFile(length, temporary.stat().st_size, file_digest(temporary))
-        record = PartRecord(self.digest, part.source, files, columns_of_splits, statistics)
+        record = PartRecord(self.part_digest(number), part.source, files, columns_of_splits, statistics)
         write_json(self.directory / record_name(number), asdict(record))
         self.folder.upload([*(name for name, _ in record.named_files(number)), record_name(number)])
 
@@ -228,7 +232,8 @@ class Preparation:
             return None
         with suppress(CtxError):
             record = PartRecord.parse(read_json(self.directory / name), name)
-            if record.identity == self.digest and not damaged_files(dict(record.named_files(number)), sizes):
+            files = dict(record.named_files(number))
+            if record.identity == self.part_digest(number) and not damaged_files(files, sizes):
                 return record
         return None
 
@@ -239,8 +244,9 @@ class Preparation:
             with_digests: Compare the content of all files with their digests.
 
         Raises:
-            CtxError: A part is missing or damaged, or there is no example.
+            CtxError: The directory has other examples, a part is missing or damaged, or there is no example.
         """
+        self._check_identity(self.folder.sizes())
         records = self._complete_records(range(len(self.parts)))
         missing = [number for number, record in enumerate(records) if record is None]
         if missing:

@@ -57,7 +57,7 @@ class PartRecord:
     """A complete part of the text.
 
     Attributes:
-        identity: Digest of what the examples were made from.
+        identity: Digest of what the examples were made from, and of the number of the part.
         source: Number of the dataset, with sampling by dataset; else 0.
         files: Split -> file, without splits that have no example.
         columns: Column -> Arrow type.

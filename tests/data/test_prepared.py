@@ -16,7 +16,7 @@ from hf_ctxmodels.data import EpochBatchSampler, ExampleSet, document_sources, l
 from hf_ctxmodels.data import documents as documents_module
 from hf_ctxmodels.data import training_set as training_set_module
 from hf_ctxmodels.data.preparation import Preparation, TextPart, examples_of, text_parts
-from hf_ctxmodels.data.prepared import IDENTITY_FILE, TRAIN, VALIDATION, PreparedCorpus, part_name
+from hf_ctxmodels.data.prepared import IDENTITY_FILE, TRAIN, VALIDATION, PreparedCorpus, part_name, record_name
 from hf_ctxmodels.data.seeding import permute
 from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithNextSentence, Objective
 from hf_ctxmodels.registry import FAMILIES
@@ -151,11 +151,16 @@ def test_missing_parts_are_rerun_and_merge_validates(tokenizer, text, tmp_path, 
     renewed = prepare(MaskedLMWithNextSentence(tokenizer, max_length=32, seed=1), load_documents(str(text)), folder)
     with pytest.raises(CtxError, match="contains other examples: objective is Other"):
         Preparation(renewed.parts, objective, tokenizer, 0.0, folder, renewed.identity | {"objective": "Other"}).run()
+    with pytest.raises(CtxError, match="contains other examples: objective is Other"):
+        Preparation(renewed.parts, objective, tokenizer, 0.0, folder, renewed.identity | {"objective": "Other"}).merge()
     (folder / IDENTITY_FILE).unlink()  # as after an interrupted deletion: records of another identity are ignored
     with pytest.raises(CtxError, match=f"{count} of {count} parts are missing"):
         Preparation(renewed.parts, objective, tokenizer, 0.0, folder, renewed.identity | {"objective": "Other"}).merge()
     shutil.copy(folder / part_name(TRAIN, 0), file)  # a part with different text
     with pytest.raises(CtxError, match=r"part-00001\.arrow has|missing or damaged: 1"):
+        preparation.merge()
+    shutil.copy(folder / record_name(0), folder / record_name(1))  # and with its record
+    with pytest.raises(CtxError, match=r"missing or damaged: 1\."):
         preparation.merge()
 
 
