@@ -138,6 +138,14 @@ def neuron_matrix(representations: Sequence[Tensor]) -> Tensor:
     return matrix
 
 
+def independent_correlation(words: int, neurons: int) -> float:
+    """Median of the largest absolute correlation of a neuron with `neurons` independent normal ones; the square of a
+    correlation has the distribution Beta(1/2, words / 2 - 1)."""
+    from scipy.stats import beta  # slow to import
+
+    return float(beta.ppf(0.5 ** (1 / neurons), 0.5, words / 2 - 1)) ** 0.5
+
+
 MEASURES: dict[str, Callable[[Sequence[Tensor]], Tensor]] = {
     "cka": cka_matrix,
     "svcca": svcca_matrix,
@@ -152,12 +160,14 @@ class LayerSimilarities:
     Attributes:
         models, layers: For each row and column, the number of the model and of its layer (0: embeddings).
         words: Number of compared words, the smallest of the samples.
+        neurons: Number of neurons of the widest layer.
         matrices: Measure -> (samples, rows, columns).
     """
 
     models: list[int]
     layers: list[int]
     words: int
+    neurons: int
     matrices: dict[str, Tensor]
 
 
@@ -211,6 +221,7 @@ def compare_layers(
         models=[model for model, _ in names],
         layers=[layer for _, layer in names],
         words=min(sizes),
+        neurons=max(vectors.shape[2] for vectors in states),
         matrices={measure: torch.stack(samples) for measure, samples in matrices.items()},
     )
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from hf_ctxmodels.analysis.figures import Figure, Heatmap
 from hf_ctxmodels.analysis.results import AnalysisResult, Table, mean_and_std
 from hf_ctxmodels.analysis.sentences import read_sentences
-from hf_ctxmodels.analysis.similarity import MEASURES, LayerSimilarities, compare_layers
+from hf_ctxmodels.analysis.similarity import MEASURES, LayerSimilarities, compare_layers, independent_correlation
 from hf_ctxmodels.analysis.word_arguments import WordAnalysisArguments, short_names
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.devices import DeviceArguments
@@ -28,6 +28,7 @@ _CAPTIONS = {
     "svcca": "Mean canonical correlation of the components with 99% of the variance; above 0 for independent vectors.",
     "neurons": "Mean over the neurons of the row's layer of the largest correlation with a neuron of the column's.",
 }
+_MAX_CORRELATION = 0.5  # of independent neurons, without a warning
 
 
 @dataclass
@@ -66,6 +67,13 @@ def main() -> None:
     result = similarity_result(similarities, names, arguments.model, settings)
     result.save(arguments.output_dir)
     print(result.tables[0].markdown())
+    level = independent_correlation(similarities.words, similarities.neurons)
+    if "neurons" in arguments.measures and level > _MAX_CORRELATION:
+        print(
+            f"warning: {similarities.words:,} words are few: with {similarities.neurons} neurons, the neuron-wise "
+            f"maximum correlation of independent layers is about {level:.2f}; hint: compare more words (--text, "
+            "--max_words)."
+        )
     print(f"{similarities.words:,} words; results and figures in {arguments.output_dir}")
 
 
@@ -74,10 +82,12 @@ def similarity_result(
 ) -> AnalysisResult:
     """Heat maps of all layers, and a table of the most similar layer of each other model."""
     labels = [f"{names[model]} {layer}" for model, layer in zip(similarities.models, similarities.layers)]
+    level = independent_correlation(similarities.words, similarities.neurons)
+    captions = {**_CAPTIONS, "neurons": f"{_CAPTIONS['neurons']} About {level:.2f} for independent layers."}
     figures: list[Figure] = [
         Heatmap(
             measure, _TITLES[measure], labels, labels, samples.mean(0).tolist(), low=0.0, high=1.0,
-            caption=f"{similarities.words:,} words; layers of each model from 0, the embeddings. {_CAPTIONS[measure]}",
+            caption=f"{similarities.words:,} words; layers of each model from 0, the embeddings. {captions[measure]}",
         )
         for measure, samples in similarities.matrices.items()
     ]  # fmt: skip

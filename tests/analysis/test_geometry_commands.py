@@ -48,7 +48,12 @@ def test_similarity_command(folder, tmp_path):
     assert all(abs(result.figures[0].values[row][row] - 1) < 1e-5 for row in range(len(rows)))
     assert "already holds similarity.json" in command_output("analyze similarity", model=models, fails=True, **flags)
     models = [folder / family for family in ("bert", "t5")]
-    command_output("analyze similarity", model=models, max_words=40, untrained=True, overwrite=True, **flags)
+    output = command_output("analyze similarity", model=models, max_words=8, overwrite=True, **flags)
+    assert "warning: 8 words are few: with 32 neurons" in output
+    caption = AnalysisResult.load(tmp_path / "similarity.json").figures[1].caption
+    assert caption.endswith("About 0.78 for independent layers.")
+    output = command_output("analyze similarity", model=models, max_words=40, untrained=True, overwrite=True, **flags)
+    assert "warning" not in output
     result = AnalysisResult.load(tmp_path / "similarity.json")
     names = ["bert", "bert, untrained", "t5", "t5, untrained"]
     assert list(dict.fromkeys(row.rpartition(" ")[0] for row in result.figures[0].rows)) == names

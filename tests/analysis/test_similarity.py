@@ -12,6 +12,7 @@ from hf_ctxmodels.analysis.similarity import (
     MEASURES,
     cka_matrix,
     compare_layers,
+    independent_correlation,
     linear_cka,
     neuron_matrix,
     svcca_matrix,
@@ -83,6 +84,13 @@ def test_neuron_correlations(pair):
     matrix = neuron_matrix([torch.nn.functional.pad(x, (0, 2), value=1.5), y])
     assert float(matrix[0, 1]) == pytest.approx(correlations.max(1).mean())
     assert float(matrix[1, 0]) == pytest.approx(correlations.max(0).mean())
+
+
+@pytest.mark.parametrize("words", [4, 8, 60, 1000])
+def test_neuron_correlations_of_independent_representations(words):
+    representations = torch.randn(6, words, 48, generator=torch.Generator().manual_seed(0))
+    similarities = neuron_matrix(list(representations))[~torch.eye(6, dtype=torch.bool)]
+    assert float(similarities.mean()) == pytest.approx(independent_correlation(words, 48), rel=0.1)
 
 
 def test_compare_layers_of_different_tokenizers():
