@@ -143,6 +143,7 @@ class EncoderDecoder(CtxPreTrainedModel):
     has_segments: ClassVar[bool] = False
     stack_class: ClassVar[type[TransformerStack]] = TransformerStack
     supports_reentrant_checkpointing = False
+    _skip_keys_device_placement = ["word_embeddings"]  # a module: accelerate would move it to the decoder's device
     _resize_token_embeddings = resize_token_embeddings
 
     def __init__(self, config: Any) -> None:

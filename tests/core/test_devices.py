@@ -7,6 +7,7 @@ import pytest
 import torch
 from commands import run_command
 from training_runs import arguments
+from zoo import NETWORKS, Case, make_batch
 
 from hf_ctxmodels import CtxBertConfig, CtxBertModel, CtxError
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
@@ -154,3 +155,27 @@ def test_processes_on_same_device_raise(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(CtxError, match="Several processes would train on the same device"):
         make_accelerator(arguments(tmp_path, device="cuda:1"))
+
+
+@pytest.mark.parametrize("case", NETWORKS, ids=str)
+def test_offloaded_weights(case: Case, tmp_path) -> None:
+    """Outputs are equal if accelerate reads the weights from files in each forward."""
+    model, batch = case.model(), make_batch(case)
+    model.save_pretrained(tmp_path / "model")
+    has_adaptive_embeddings = case.family.name == "transformer_xl"
+    device_map = {"": "disk"}
+    if has_adaptive_embeddings:
+        device_map = {name: "disk" if name == "layers" else "cpu" for name, _ in model.named_children()}
+
+    def load(device_map: dict[str, str]) -> torch.nn.Module:
+        return case.model_class.from_pretrained(
+            tmp_path / "model", device_map=device_map, offload_folder=tmp_path / "offloaded"
+        )
+
+    offloaded = load(device_map)
+    assert any(parameter.is_meta for parameter in offloaded.parameters())
+    with torch.no_grad():
+        torch.testing.assert_close(offloaded(**batch)[0], model(**batch)[0], rtol=0, atol=1e-5)
+        if has_adaptive_embeddings:
+            with pytest.raises(CtxError, match="cannot be offloaded"):
+                load({"": "disk"})(**batch)

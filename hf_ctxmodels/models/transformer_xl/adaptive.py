@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import on_host
 from hf_ctxmodels.layers.common import embedding_matrix
 
@@ -38,7 +39,10 @@ class AdaptiveEmbedding(nn.Module):
 
     def project(self, cluster: int, vectors: Tensor) -> Tensor:
         """(..., width of the cluster) -> (..., hidden)."""
-        return F.linear(vectors, self.projections[cluster]) if len(self.projections) else vectors
+        if not len(self.projections):
+            return vectors
+        _require_loaded(self.projections[cluster], vectors)
+        return F.linear(vectors, self.projections[cluster])
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """(...) token ids -> (..., hidden)."""
@@ -88,9 +92,12 @@ class AdaptiveSoftmax(nn.Module):
         elif len(embedding.projections):
             projection = embedding.projections[cluster]
         if projection is not None:
+            _require_loaded(projection, states)
             states = states @ projection
         bias = self.biases[cluster]
         weight = embedding_matrix(embedding.clusters[cluster], len(bias))
+        _require_loaded(bias, states)
+        _require_loaded(weight, states)
         if cluster == 0 and self.cluster_weight is not None and self.cluster_bias is not None:
             weight, bias = torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
         return F.linear(states, weight, bias).float().log_softmax(-1)
@@ -125,3 +132,13 @@ class AdaptiveSoftmax(nn.Module):
 def _rows_between(targets: Tensor, start: int, end: int) -> Tensor:
     """Indices of the targets from `start` to before `end`."""
     return on_host(lambda ids: ((ids >= start) & (ids < end)).nonzero()[:, 0], targets)
+
+
+def _require_loaded(weight: Tensor, states: Tensor) -> None:
+    """Raise CtxError if accelerate offloads the weight: it loads the weights of a module for its forward only, and
+    these are read without it."""
+    if weight.is_meta and not states.is_meta:
+        raise CtxError(
+            "The adaptive embeddings and the adaptive softmax cannot be offloaded.",
+            hint="pass a device_map that offloads only modules of `layers`.",
+        )

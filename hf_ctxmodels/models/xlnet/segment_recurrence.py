@@ -125,7 +125,8 @@ class SegmentRecurrence(CtxPreTrainedModel):
     def encode_distances(self, inputs: EncoderInputs) -> Tensor:
         """(groups, memory + 2 * length, hidden) encodings of the distances memory + length, ..., 1 - length, with one
         dropout mask for the batch, unlike in transformers."""
-        distances = torch.arange(inputs.memory_length + inputs.length, -inputs.length, -1, device=self.device)
+        device = inputs.tokens.device  # `self.device` is meta if accelerate offloads the weights
+        distances = torch.arange(inputs.memory_length + inputs.length, -inputs.length, -1, device=device)
         if self.config.clamp_len > 0:
             distances = distances.clamp(-self.config.clamp_len, self.config.clamp_len)
         groups = [distances, -distances] if self.config.bi_data else [distances]
