@@ -5,7 +5,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -196,6 +196,12 @@ def objective_files(objective: Objective) -> dict[str, str]:
     return {name: describe_content(value) for name, value in values if isinstance(value, str) and os.path.isfile(value)}
 
 
+def _with_file_contents(identity: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
+    """An identity whose options have the size and the digest of a file, from `files`, instead of its path."""
+    contents = {name: description.rpartition(" (")[2].rstrip(")") for name, description in files.items()}
+    return {**identity, "objective_options": {**identity["objective_options"], **contents}}
+
+
 def corpus_identity(arguments: CorpusArguments, objective: Objective, num_parts: int) -> dict[str, Any]:
     """What the examples of an objective are made from, as JSON values."""
     return {
@@ -315,9 +321,19 @@ def prepared_objective(
         name = names[0]
         objective_class = family.objectives[name]
         options = identity["objective_options"]
+        for option in identity["objective_files"]:
+            if not os.path.isfile(options[option]):
+                raise CtxError(
+                    f"The examples were prepared with the file {options[option]}, which does not exist.",
+                    location=str(corpus.directory),
+                    hint=f"pass the new path of the file: --objective {name}:{option}=FILE, with the other options of "
+                    "the preparation.",
+                )
         objective = objective_class(tokenizer, max_length=identity["max_length"], seed=seed, **options)
-    expected = objective_identity(objective)
-    if differing := describe_differences(expected, identity, expected):
+    expected = _with_file_contents(objective_identity(objective), objective_files(objective))
+    if differing := describe_differences(
+        expected, _with_file_contents(identity, identity["objective_files"]), expected
+    ):
         raise CtxError(
             f"The examples were prepared for another run: {'; '.join(differing)}.",
             location=str(corpus.directory),

@@ -279,3 +279,20 @@ def test_flags_that_differ_from_preparation_raise(folder: Path) -> None:
         flags = text_flags(folder) | {"output_dir": folder / "other", "num_proc": 1} | flags
         assert message in command_output("prepare", **flags, fails=True)
     assert (folder / "tokenizer" / "tokenizer.json").is_file()
+
+
+def test_files_of_objective_options_are_compared_by_content(folder: Path) -> None:
+    """Training on prepared examples needs a phrase list, which may be moved but not changed."""
+    units, moved = folder / "units.txt", folder / "moved.txt"
+    units.write_text("cat sat\nold tree\n")
+    flags = text_flags(folder) | {"family": "ernie", "objective": f"unit-mlm+pairs:units={units}"}
+    assert run_command("prepare", **flags, output_dir=folder / "prepared", num_proc=1) == 0
+    in_place = train(folder, "in_place", dataset=folder / "prepared")
+    flags = {"dataset": folder / "prepared", "output_dir": folder / "out", "config": folder / "tiny.json"}
+    units.write_text("cat sat\nold bird\n")
+    assert "The examples were prepared for another run" in command_output("pretrain", **flags, fails=True)
+    units.write_text("cat sat\nold tree\n")
+    units.rename(moved)
+    assert "--objective unit-mlm+pairs:units=FILE" in command_output("pretrain", **flags, fails=True)
+    options = {"dataset": folder / "prepared", "objective": f"unit-mlm+pairs:units={moved}"}
+    assert_same_run(in_place, train(folder, "moved", **options))
