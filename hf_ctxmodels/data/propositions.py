@@ -62,20 +62,26 @@ def read_propositions(
             )
         propositions = _read_json(file, word_column, column, labeled)
     else:
-        if not (word_column.isdecimal() and column.isdecimal() and int(word_column) and int(column)):
-            raise CtxError(
-                f"Columns have numbers, not names; got {word_column!r} and {column!r}.",
-                location=str(file),
-                hint="pass --text_columns (words) and --label_column (rolesets) as numbers, 1 is the first.",
-            )
+        columns = column_numbers(word_column, column, file)
         propositions = [
             proposition
             for block in line_blocks(file)
-            for proposition in _read_columns(block, int(word_column), int(column), head_column, labeled, str(file))
+            for proposition in _read_columns(block, *columns, head_column, labeled, str(file))
         ]
     if not propositions:
         raise CtxError("No predicates.", location=str(file), hint="set --label_column to the column of the rolesets.")
     return propositions
+
+
+def column_numbers(word_column: str, roleset_column: str, file: str | Path) -> tuple[int, int]:
+    """The numbers of the columns of the words and of the rolesets; raises CtxError for a name or 0."""
+    if not all(column.isdecimal() and int(column) for column in (word_column, roleset_column)):
+        raise CtxError(
+            f"Columns have numbers, not names; got {word_column!r} and {roleset_column!r}.",
+            location=str(file),
+            hint="pass --text_columns (words) and --label_column (rolesets) as numbers, 1 is the first.",
+        )
+    return int(word_column), int(roleset_column)
 
 
 def _read_columns(

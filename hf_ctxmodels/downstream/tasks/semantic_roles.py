@@ -13,7 +13,7 @@ from hf_ctxmodels.core.bio_tags import is_bio
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_suffix
-from hf_ctxmodels.data.propositions import Proposition, read_propositions
+from hf_ctxmodels.data.propositions import Proposition, column_numbers, read_propositions
 from hf_ctxmodels.data.table_files import TaggedSentence, has_labels, iob1_to_bio, line_blocks
 from hf_ctxmodels.downstream.networks.configuration import CtxTaskNetworkConfig
 from hf_ctxmodels.downstream.tasks import metrics
@@ -65,12 +65,14 @@ class SemanticRoleLabeling(TokenClassification):
         return [*self._read(file, labeled=False)]
 
     def has_labels(self, file: str) -> bool:
-        """Whether a file has columns of arguments after the rolesets, or tags in JSON lines."""
-        _, labels = self._file_columns(file)
+        """Whether a file has columns of arguments after the rolesets, or tags in JSON lines; raises CtxError for a
+        column that is not a number."""
+        words, labels = self._file_columns(file)
         if file_suffix(file) == ".jsonl":
             return has_labels(file, labels)
+        _, roleset_column = column_numbers(words, labels, file)
         lines = [line for block in line_blocks(file) for _, line in block if not line.startswith("#")]
-        return any(len(line.split("\t" if "\t" in line else None)) > int(labels) for line in lines)
+        return any(len(line.split("\t" if "\t" in line else None)) > roleset_column for line in lines)
 
     def configure(self, config: PreTrainedConfig, train: Examples, validation: Examples) -> None:
         """Set the labels of the training and validation examples: rare roles may be missing in training."""

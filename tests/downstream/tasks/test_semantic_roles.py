@@ -108,6 +108,13 @@ def test_invalid_file_error_and_location(tmp_path: Path, name: str, text: str, m
         make_task(TASK, text_columns="1", label_column="2").read_file(write_file(tmp_path / name, text))
 
 
+def test_column_names_raise(tmp_path: Path) -> None:
+    file, task = write_file(tmp_path / "a.conll", COLUMNS), make_task(TASK, label_column="roleset")
+    for read in (task.read_file, task.read_unlabeled, task.has_labels):
+        with pytest.raises(CtxError, match=r"(?s)numbers, not names; got '2' and 'roleset'.*a\.conll"):
+            read(file)
+
+
 def naive_arguments(tags: list[str]) -> set[tuple[str, str]]:
     """Arguments of BIO tags: role and word numbers, with `|` between spans."""
     words: dict[int, tuple[str, str]] = {}  # number of the argument -> role, words
