@@ -1,7 +1,7 @@
 """Word vectors from several models, concatenated: a module with the models, their layer mixes and tokenizers."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -61,6 +61,30 @@ class FeatureModel:
         return self.widths[self.layer_numbers[-1]]
 
 
+@dataclass
+class _StackedModel:
+    """A model of a `FeatureStack`; not a module, since the weights are named by `encoders` and `mixes` of the stack.
+
+    Attributes:
+        feature_model: The model and its options.
+        mix: The mix of its layers; None for one layer.
+        encoder: Its word encoder; None before `FeatureStack.set_tokenizers`.
+        cached_vectors: Sentence -> (words, layers, width) vectors; only of a frozen model.
+    """
+
+    feature_model: FeatureModel
+    mix: ScalarMix | None
+    encoder: WordEncoder | None = None
+    cached_vectors: dict[Any, Tensor] = field(default_factory=dict)
+
+    @property
+    def word_encoder(self) -> WordEncoder:
+        """The word encoder; raises CtxError without a tokenizer."""
+        if self.encoder is None:
+            raise CtxError("The models have no tokenizers.", hint="call set_tokenizers, or load a saved network.")
+        return self.encoder
+
+
 class FeatureStack(nn.Module):
     """The word vectors of several models, concatenated.
 
@@ -89,14 +113,15 @@ class FeatureStack(nn.Module):
         self.names = [model.name for model in models]
         self.width = sum(model.width for model in models)
         self.encoders, self.mixes = nn.ModuleList(), nn.ModuleList()
-        self._models, self._pooling = list(models), pooling
-        self._word_encoders: list[WordEncoder] = []
-        self._vectors: list[dict[Any, Tensor]] = [{} for _ in models]  # sentence -> (words, layers, width)
+        self._models: list[_StackedModel] = []
+        self._pooling = pooling
         self._free_bytes = _CACHE_BYTES
         for model in models:
             num_layers = len(model.layer_numbers)
+            mix = ScalarMix(num_layers, layer_norm) if num_layers > 1 else None
+            self._models.append(_StackedModel(model, mix))
             self.encoders.append(model.model)
-            self.mixes.append(ScalarMix(num_layers, layer_norm) if num_layers > 1 else nn.Identity())
+            self.mixes.append(nn.Identity() if mix is None else mix)
             if not model.trainable:
                 _freeze(model.model)
         self.dropout = Dropout(dropout)
@@ -104,35 +129,34 @@ class FeatureStack(nn.Module):
 
     def clear_cache(self) -> None:
         """Clear the cached vectors of the frozen models; call it after changing their weights."""
-        for vectors in self._vectors:
-            vectors.clear()
+        for model in self._models:
+            model.cached_vectors.clear()
         self._free_bytes = _CACHE_BYTES
 
     def set_tokenizers(self, tokenizers: Mapping[str, PreTrainedTokenizerBase], max_length: int | None = None) -> None:
         """Set the tokenizer of each model, by its name; raises CtxError as `WordEncoder`."""
-        self._word_encoders = [
-            WordEncoder(
-                model.model,
-                tokenizers[model.name],
-                layers=model.layer_numbers,
+        for model in self._models:
+            feature_model = model.feature_model
+            model.encoder = WordEncoder(
+                feature_model.model,
+                tokenizers[feature_model.name],
+                layers=feature_model.layer_numbers,
                 pooling=self._pooling,
                 max_length=max_length,
-                widths=model.widths,
+                widths=feature_model.widths,
             )
-            for model in self._models
-        ]
 
     @property
     def tokenizers(self) -> dict[str, PreTrainedTokenizerBase]:
         """The tokenizer of each model, by its name; empty before `set_tokenizers`."""
-        encoders = zip(self.names, self._word_encoders, strict=False)
-        return {name: encoder.tokenizer for name, encoder in encoders}
+        encoders = {model.feature_model.name: model.encoder for model in self._models}
+        return {name: encoder.tokenizer for name, encoder in encoders.items() if encoder is not None}
 
     def train(self, mode: bool = True) -> Self:
         """Set training or evaluation mode; frozen models remain in evaluation mode."""
         super().train(mode)
         for model in self._models:
-            model.model.train(mode and model.trainable)
+            model.feature_model.model.train(mode and model.feature_model.trainable)
         return self
 
     def cache(
@@ -147,35 +171,34 @@ class FeatureStack(nn.Module):
             directory: As `cache_dir` in `WordEncoder.encode_corpus`, for vectors that exceed memory.
             show_progress: Show a progress bar.
         """
-        if all(model.trainable for model in self._models):
+        frozen_models = [model for model in self._models if not model.feature_model.trainable]
+        if not frozen_models:
             return
         distinct = list(dict.fromkeys(_key(sentence) for sentence in sentences))
-        for index, (model, encoder) in enumerate(zip(self._models, self._word_encoders, strict=True)):
-            if model.trainable:
-                continue
+        for model in frozen_models:
             if directory is not None:
-                corpus = encoder.encode_corpus(distinct, cache_dir=directory, progress=show_progress)
-                self._vectors[index] |= {sentence: corpus[row].vectors for row, sentence in enumerate(distinct)}
+                corpus = model.word_encoder.encode_corpus(distinct, cache_dir=directory, progress=show_progress)
+                model.cached_vectors |= {sentence: corpus[row].vectors for row, sentence in enumerate(distinct)}
                 continue
             encoded_sentences = progress_bar(
-                encoder.encode(distinct),
-                f"vectors of {model.name}",
+                model.word_encoder.encode(distinct),
+                f"vectors of {model.feature_model.name}",
                 unit="sentences",
                 total=len(distinct),
                 enabled=show_progress,
             )
             for sentence, encoded in zip(distinct, encoded_sentences, strict=False):
-                if not self._store(index, sentence, encoded.vectors):
+                if not self._store(model, sentence, encoded.vectors):
                     break
 
-    def _store(self, index: int, key: Any, vectors: Tensor) -> bool:
+    def _store(self, model: _StackedModel, key: Any, vectors: Tensor) -> bool:
         """Store the vectors of a sentence, and return whether there was memory. After the first sentence without
         memory no other one is stored, so that what is stored depends only on the order of the sentences."""
         size = vectors.numel() * vectors.element_size()
         if size > self._free_bytes:
             self._free_bytes = 0
             return False
-        self._vectors[index][key] = vectors
+        model.cached_vectors[key] = vectors
         self._free_bytes -= size
         return True
 
@@ -189,21 +212,21 @@ class FeatureStack(nn.Module):
             (batch, words, width) vectors, 0 at padding and for words without tokens, and (batch, words) bool, False at
             padding.
         """
-        if not self._word_encoders:
-            raise CtxError("The models have no tokenizers.", hint="call set_tokenizers, or load a saved network.")
         lengths = torch.tensor([len(split_words(sentence)) for sentence in sentences])
         is_word = torch.arange(int(lengths.max()))[None] < lengths[:, None]
-        device = next(self._models[0].model.parameters()).device
+        device = next(self.encoders[0].parameters()).device
         vectors = []
-        for index, (model, mix) in enumerate(zip(self._models, self.mixes, strict=True)):
-            encode = self._encode_with_gradients if model.trainable else self._encode_frozen
-            layers = [layer.to(device) for layer in encode(index, sentences, is_word)]
-            vectors.append(mix(layers, is_word.to(device)) if isinstance(mix, ScalarMix) else layers[0])
+        for model in self._models:
+            encode = self._encode_with_gradients if model.feature_model.trainable else self._encode_frozen
+            layers = [layer.to(device) for layer in encode(model, sentences, is_word)]
+            vectors.append(layers[0] if model.mix is None else model.mix(layers, is_word.to(device)))
         return self.dropout(torch.cat(vectors, -1)), is_word.to(device)
 
-    def _encode_with_gradients(self, index: int, sentences: Sequence[Sentence], is_word: Tensor) -> list[Tensor]:
+    def _encode_with_gradients(
+        self, model: _StackedModel, sentences: Sequence[Sentence], is_word: Tensor
+    ) -> list[Tensor]:
         """(batch, words, width) vectors of the layers of a model that is trained."""
-        encoder = self._word_encoders[index]
+        encoder = model.word_encoder
         windows = align_words(encoder.tokenizer, sentences, encoder.max_length)
         windows = [window for window in windows if (window.token_words >= 0).any()]
         device = next(encoder.model.parameters()).device
@@ -218,14 +241,14 @@ class FeatureStack(nn.Module):
             for layer, states in zip(layers, hidden_states, strict=True)
         ]
 
-    def _encode_frozen(self, index: int, sentences: Sequence[Sentence], is_word: Tensor) -> list[Tensor]:
+    def _encode_frozen(self, model: _StackedModel, sentences: Sequence[Sentence], is_word: Tensor) -> list[Tensor]:
         """(batch, words, width) vectors of the layers of a frozen model, on the CPU."""
-        encoder, cached = self._word_encoders[index], self._vectors[index]
+        encoder, cached = model.word_encoder, model.cached_vectors
         keys = [_key(sentence) for sentence in sentences]
         missing = list(dict.fromkeys(key for key in keys if key not in cached))
         computed = {key: sentence.vectors for key, sentence in zip(missing, encoder.encode(missing), strict=True)}
         for key, states in computed.items():
-            self._store(index, key, states)
+            self._store(model, key, states)
         vectors = torch.zeros(*is_word.shape, len(encoder.layers), encoder.hidden_size)
         for row, key in enumerate(keys):
             states = computed[key] if key in computed else cached[key]
@@ -234,21 +257,21 @@ class FeatureStack(nn.Module):
 
     def layer_shares(self) -> dict[str, list[float]]:
         """The learned share of each layer of each model whose layers are mixed."""
-        return {
-            name: mix.shares() for name, mix in zip(self.names, self.mixes, strict=True) if isinstance(mix, ScalarMix)
-        }
+        return {model.feature_model.name: model.mix.shares() for model in self._models if model.mix is not None}
 
     def penalty(self) -> Tensor:
         """Squared norm of the weights of all mixes, an L2 penalty towards the average of the layers (Peters et al.
         2018, section 3.4)."""
-        penalties = [mix.distance() for mix in self.mixes if isinstance(mix, ScalarMix)]
+        penalties = [model.mix.distance() for model in self._models if model.mix is not None]
         return torch.stack(penalties).sum() if penalties else torch.zeros(())
 
 
 def _clear_cache_if_weights_change(stack: FeatureStack, state_dict: Mapping[str, Tensor], prefix: str, *_: Any) -> None:
     """Clear the cached vectors if the loaded weights of a frozen model differ from its weights, unlike on resume."""
     for number, model in enumerate(stack._models):
-        for name, weight in () if model.trainable else model.model.state_dict().items():
+        if model.feature_model.trainable:
+            continue
+        for name, weight in model.feature_model.model.state_dict().items():
             loaded = state_dict.get(f"{prefix}encoders.{number}.{name}")
             if loaded is not None and not torch.equal(loaded.to(weight), weight):
                 stack.clear_cache()

@@ -127,9 +127,9 @@ def test_cached_vectors(sources: dict[str, str], monkeypatch: pytest.MonkeyPatch
     for batch, vectors in zip(batches, expected, strict=True):
         torch.testing.assert_close(model(**batch).last_hidden_state, vectors, **CLOSE)
     bert_sentences = sum(sizes) - 2 * len(TEXTS)  # glove is trainable and computes both texts of each pair
-    num_cached = len(model.stack._vectors[0])
+    num_cached = len(model.stack._models[0].cached_vectors)
     assert num_cached == {1 << 20: len(TEXTS), 0: 0}.get(limit, num_cached)
-    assert not model.stack._vectors[1]
+    assert not model.stack._models[1].cached_vectors
     assert bert_sentences == 2 * (len(TEXTS) - num_cached)
     if limit == 5_000:
         assert 0 < num_cached < len(TEXTS)
@@ -347,6 +347,6 @@ def test_invalid_options_raise(sources: dict[str, str]) -> None:
     model, tokenizer = make_network(sources, "AutoModel", ("glove",))
     with pytest.raises(CtxError, match="exactly one of input_ids and inputs_embeds"):
         model()
-    model.stack._word_encoders = []
+    model.stack._models[0].encoder = None
     with pytest.raises(CtxError, match="no tokenizers"):
         model(**tokenizer("a cat", return_tensors="pt"))
