@@ -60,10 +60,7 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
         )
         self.heads = nn.ModuleDict(heads)
         for head in heads.values():
-            # the encoder is an attribute of the head, but not a submodule, so that its weights are saved once
-            del head._modules[head.base_model_prefix]
-            head.__dict__[head.base_model_prefix] = self.encoder
-            head.all_tied_weights_keys = {}
+            _attach_shared_encoder(head, self.encoder)
         self.task_attention = (
             TaskAttention(self.encoder, heads, **config.projected_attention) if config.projected_attention else None
         )
@@ -191,6 +188,16 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
         if has_adapters(self):
             set_active_adapters(plain, stack)
         return plain.train(self.training)
+
+
+def _attach_shared_encoder(head: Any, encoder: CtxPreTrainedModel) -> None:
+    """Replace the encoder of a head by the shared one, an attribute but not a submodule, whose weights are saved once.
+
+    The head's tied weights are in `CtxMultiTaskModel.get_expanded_tied_weights_keys`.
+    """
+    delattr(head, head.base_model_prefix)
+    object.__setattr__(head, head.base_model_prefix, encoder)  # `nn.Module.__setattr__` would register a submodule
+    head.all_tied_weights_keys = {}
 
 
 def _select_encoder(heads: dict[str, Any]) -> CtxPreTrainedModel:
