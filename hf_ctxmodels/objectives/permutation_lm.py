@@ -236,12 +236,12 @@ class PermutationLM(DataCollatorForPermutationLM, Objective):
             ended = [self._with_end(document) for document in batch if len(document)]
             text = concatenate([*([_from(text, start)] if len(text.ids) else []), *ended])
             start = 0
-            while start + self.max_text_tokens <= len(text.ids):
+            while start + self.max_text_tokens <= len(text.ids):  # full examples
                 example, start = self._example(text, start, generator(self.seed, epoch, number, Purpose.PAIRING))
                 yield example
                 number += 1
         if self.first_block is None:
-            while start < len(text.ids):
+            while start < len(text.ids):  # shorter examples at the end of the text
                 example, start = self._example(text, start, generator(self.seed, epoch, number, Purpose.PAIRING))
                 yield example
                 number += 1
@@ -266,24 +266,32 @@ class PermutationLM(DataCollatorForPermutationLM, Objective):
         )
 
     def _example(self, text: TokenizedDocument, start: int, rng: np.random.Generator) -> tuple[Example, int]:
-        """The example that begins at token `start`, and the start of the next one."""
-        begin = start + (self.first_block or 0)
+        """The example that begins at token `start`, and the start of the next one.
+
+            | reused text | segment A | segment B |
+            start         a_start     a_end       stop
+
+        There is no reused text without memory. B continues A as drawn, or is text [b_start, b_end) from a random
+        sentence on. The next example begins at `a_start` with a memory, else at `stop`, or at `a_end` if B is random.
+        """
+        a_start = start + (self.first_block or 0)
         stop = min(start + self.max_text_tokens, len(text.ids))
-        ends = text.bounds[np.searchsorted(text.bounds, begin, "right") : np.searchsorted(text.bounds, stop, "left")]
-        if stop - begin < 2:
-            middle = stop  # a single token remains
-        elif len(ends):
-            middle = int(rng.choice(ends))
+        first, last = np.searchsorted(text.bounds, a_start, "right"), np.searchsorted(text.bounds, stop, "left")
+        sentence_ends = text.bounds[first:last]
+        if stop - a_start < 2:
+            a_end = stop  # a single token remains
+        elif len(sentence_ends):
+            a_end = int(rng.choice(sentence_ends))
         else:
-            middle = int(rng.integers(begin + 1, stop))
-        first, last, following = middle, stop, stop
-        if middle == stop or rng.random() < RANDOM_SEGMENT_SHARE:  # at most `length` tokens from a random sentence on
-            length = self.max_text_tokens - (middle - start)
+            a_end = int(rng.integers(a_start + 1, stop))
+        b_start, b_end, next_start = a_end, stop, stop
+        if a_end == stop or rng.random() < RANDOM_SEGMENT_SHARE:  # at most `length` tokens from a random sentence on
+            length = self.max_text_tokens - (a_end - start)
             sentence = int(text.bounds[rng.integers(len(text))])
-            first = max(0, min(sentence, len(text.ids) - length))
-            last, following = min(first + length, len(text.ids)), middle
-        example = self.template.example(text, (start, middle), (first, last), with_token_types=True)
-        return example, begin if self.first_block else following
+            b_start = max(0, min(sentence, len(text.ids) - length))
+            b_end, next_start = min(b_start + length, len(text.ids)), a_end
+        example = self.template.example(text, (start, a_end), (b_start, b_end), with_token_types=True)
+        return example, a_start if self.first_block else next_start
 
 
 def concatenate(documents: list[TokenizedDocument]) -> TokenizedDocument:
