@@ -293,6 +293,15 @@ class FinetuningMethodArguments:
     ) -> list[FinetuningCallback]:
         """Re-initialize and freeze weights, and make the callbacks of the training loop, in their order.
 
+        The steps depend on earlier ones:
+
+        1. Re-initialize layers, the pooler and the head.
+        2. Disable attention heads: sets weights to 0, which step 1 would replace.
+        3. Freeze the encoder or a part of it.
+        4. Make the callback of the anchor: copies the weights, except the re-initialized and frozen ones.
+        5. Make the callback of the unfreezing schedule: chain-thaw reads the parameter groups of the optimizer, which
+           a penalty of step 4 splits.
+
         Args:
             model: The model with its pretrained weights.
             source: The checkpoint that it was loaded from; None for a new model.
