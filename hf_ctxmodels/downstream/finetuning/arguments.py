@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from accelerate import Accelerator
 from transformers import PreTrainedModel
@@ -228,7 +228,6 @@ FreezingOptions = (
     | ChainThawOptions
     | ThreeStageOptions
 )
-_FREEZING_NAMES = ("encoder", "embeddings", "language-layers", "gradual", "chain", "three-stage")
 
 
 @dataclass
@@ -244,7 +243,14 @@ class FinetuningMethodArguments:
     freeze: FreezingOptions | None = flag(
         None,
         "Freeze the encoder or a part of it, or unfreeze layers on a schedule.",
-        dict(zip(_FREEZING_NAMES, get_args(FreezingOptions), strict=True)),
+        {
+            "encoder": FrozenEncoderOptions,
+            "embeddings": FrozenEmbeddingsOptions,
+            "language-layers": FrozenLanguageLayersOptions,
+            "gradual": GradualUnfreezingOptions,
+            "chain": ChainThawOptions,
+            "three-stage": ThreeStageOptions,
+        },
     )
     anchor: L2Options | EwcOptions | MixoutOptions | None = flag(
         None,
