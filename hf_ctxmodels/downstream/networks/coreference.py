@@ -17,6 +17,7 @@ from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.host_copies import host_copy
 from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.downstream.networks.modeling import CtxTaskNetworkHeadModel
+from hf_ctxmodels.downstream.networks.pairs import reject_output_vectors
 from hf_ctxmodels.heads.base import ItemCounts, check_target_shape, mean_over_targets, validate_targets
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.pooling import build_token_mask
@@ -102,8 +103,9 @@ class CoreferenceNetwork(nn.Module):
 
     initializes_itself = True
 
-    def __init__(self, input_size: int, options: CoreferenceOptions) -> None:
+    def __init__(self, input_size: int, options: CoreferenceOptions, output_size: int = 0) -> None:
         super().__init__()
+        reject_output_vectors(output_size, self)
         self.options = options
         hidden = options.scorer_size
         state_size = 2 * options.hidden_size if options.num_layers else input_size
@@ -351,11 +353,10 @@ class CtxTaskNetworkForCoreference(CtxTaskNetworkHeadModel):
 
     networks = {"coreference": (CoreferenceNetwork, CoreferenceOptions)}
     loss_targets = ("labels",)
-    allows_output_features = False
 
     def make_network(self, network_class: Any, options: Any, output_size: int) -> nn.Module:
         """Create the network."""
-        return network_class(self.config.feature_size, options)
+        return network_class(self.config.feature_size, options, output_size)
 
     @can_return_tuple
     def forward(

@@ -184,12 +184,10 @@ class CtxTaskNetworkHeadModel(heads.HeadModel, CtxTaskNetworkPreTrainedModel):
 
     Attributes:
         networks: Name of a network -> its class and the class of its options; the first is the default.
-        allows_output_features: Whether the networks support `config.output_features`.
     """
 
     encoder_class = CtxTaskNetworkModel
     networks: ClassVar[Mapping[str, tuple[type[nn.Module], type]]]
-    allows_output_features: ClassVar[bool] = True
 
     def build_head(self, config: CtxTaskNetworkConfig) -> None:
         """Create the network."""
@@ -209,17 +207,12 @@ class CtxTaskNetworkHeadModel(heads.HeadModel, CtxTaskNetworkPreTrainedModel):
                 location="network_options",
                 hint=f"use one of: {', '.join(fields)}.",
             )
-        if config.output_features and not self.allows_output_features:
-            raise CtxError(
-                f"The network {name!r} does not read vectors before its output.",
-                location="output_features",
-                hint="set output_features=False.",
-            )
         output_size = config.feature_size if config.output_features else 0
         self.network = self.make_network(network_class, options_class(**values), output_size)
 
     def make_network(self, network_class: Any, options: Any, output_size: int) -> nn.Module:
-        """Create a network with its options; `output_size` is the width of the vectors at its output."""
+        """Create a network with its options; `output_size` is the width of the vectors at its output. Networks that do
+        not read them raise CtxError."""
         return network_class(self.config.feature_size, self.config.num_labels, options, output_size)
 
     def penalty(self) -> Tensor | None:

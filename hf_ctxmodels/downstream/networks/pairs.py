@@ -123,7 +123,7 @@ class DecomposableAttention(nn.Module):
         self, input_size: int, num_labels: int, options: DecomposableAttentionOptions, output_size: int = 0
     ) -> None:
         super().__init__()
-        _reject_output_vectors(output_size, self)
+        reject_output_vectors(output_size, self)
         width = options.hidden_size
         self.projection = nn.Linear(input_size, width, bias=False)
         self.intra = self._layers(width, width, options.dropout) if options.intra_attention else None
@@ -192,7 +192,7 @@ class BiattentiveNetwork(nn.Module):
 
     def __init__(self, input_size: int, num_labels: int, options: BiattentiveOptions, output_size: int = 0) -> None:
         super().__init__()
-        _reject_output_vectors(output_size, self)
+        reject_output_vectors(output_size, self)
         self.biattention = Biattention(input_size, options.hidden_size, options.dropout)
         self.classifier = maxout_classifier(options.hidden_size, num_labels, options.maxout_pieces, options.dropout)
 
@@ -295,9 +295,12 @@ def _partners(is_word: Tensor, is_second: Tensor) -> Tensor:
     return on_host(mask, is_word, is_second)
 
 
-def _reject_output_vectors(output_size: int, network: nn.Module) -> None:
+def reject_output_vectors(output_size: int, network: nn.Module) -> None:
+    """Raise CtxError for an `output_size` above 0."""
     if output_size:
         raise CtxError(
-            f"{type(network).__name__} has no states that output vectors could extend.",
-            hint="use the vectors as input only, or esim.",
+            f"{type(network).__name__} does not read vectors before its output: it has no states that output vectors "
+            "could extend.",
+            location="output_features",
+            hint="set output_features=False.",
         )
