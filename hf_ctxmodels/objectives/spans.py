@@ -88,6 +88,14 @@ def place_spans(units: Units, lengths: np.ndarray, budget: int, rng: np.random.G
     A span ends early at the budget, at an earlier span or at a gap between the candidates (a special token); a unit
     over the budget is skipped. If no unit fits, the shortest one is selected. `lengths` are the (units,) lengths in
     units of the span that begins at each. Returns (spans, 2) in the order of placement; none without candidates.
+
+    Example:
+        Spans of two words start at the words 2, 0 and 1, in this random order. The first one ends after word 2, the
+        last word; the budget has one more token, too few for word 0 but enough for word 1.
+
+        >>> units = Units.of(np.ones(6, bool), np.array([0, 0, 1, 2, 2, 2]))  # words of 2, 1 and 3 tokens
+        >>> place_spans(units, np.array([2, 2, 2]), 4, np.random.default_rng(0)).tolist()
+        [[2, 3], [1, 2]]
     """
     if not len(units):
         return np.empty((0, 2), dtype=np.int64)
@@ -116,7 +124,16 @@ def place_spans(units: Units, lengths: np.ndarray, budget: int, rng: np.random.G
 
 def trim_to_budget(spans: np.ndarray, units: Units, budget: int, rng: np.random.Generator) -> np.ndarray:
     """(budget,) positions of tokens, ascending: the units of spans in random order that fit, then other units, then
-    single tokens; the budget is at most the tokens of all units."""
+    single tokens; the budget is at most the tokens of all units.
+
+    Example:
+        The span contains the words 0 and 1, which have three tokens. Word 2 exceeds the budget, so that one of its
+        tokens is selected at random.
+
+        >>> units = Units.of(np.ones(6, bool), np.array([0, 0, 1, 2, 2, 2]))  # words of 2, 1 and 3 tokens
+        >>> trim_to_budget(np.array([[0, 2]]), units, 4, np.random.default_rng(4)).tolist()
+        [0, 1, 2, 5]
+    """
     in_spans = [np.arange(start, stop) for start, stop in rng.permutation(spans).tolist()]
     order = np.concatenate([*in_spans, rng.permutation(len(units))]).astype(np.int64)
     selected: set[int] = set()
@@ -142,6 +159,14 @@ def anchored_spans(units: Units, length_probabilities: np.ndarray, budget: int, 
     is already selected. A span may overlap earlier ones, whose tokens are not counted again, and ends at a gap between
     the candidates (a special token). The last one ends with the budget, possibly within a unit. Returns (budget,)
     positions of the tokens, ascending.
+
+    Example:
+        All spans have two words. The first anchor, token 5, is in word 2, the last word, so the span has its three
+        tokens; the second anchor is token 0, and the budget ends the span after it.
+
+        >>> units = Units.of(np.ones(6, bool), np.array([0, 0, 1, 2, 2, 2]))  # words of 2, 1 and 3 tokens
+        >>> anchored_spans(units, np.array([0, 1]), 4, np.random.default_rng(5)).tolist()
+        [0, 3, 4, 5]
     """
     bounds, tokens = units.bounds.tolist(), len(units.positions)
     ends = np.append(np.flatnonzero(np.diff(units.positions) != 1) + 1, tokens)  # of the runs of candidates
