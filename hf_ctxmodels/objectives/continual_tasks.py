@@ -113,6 +113,35 @@ def parse_task_schedule(text: str, task_names: Collection[str]) -> list[dict[str
     return stages
 
 
+def parse_pair_labels(label_lists: Mapping[str, str]) -> dict[str, list[str]]:
+    """The lower-case labels of each task on labeled pairs, from comma-separated lists; raises CtxError if a task has
+    fewer than two, or a label occurs twice."""
+    labels_by_task = {
+        name: [label.strip().lower() for label in text.split(",") if label.strip()]
+        for name, text in label_lists.items()
+    }
+    labels = [label for task_labels in labels_by_task.values() for label in task_labels]
+    if len(set(labels)) < len(labels) or any(len(task_labels) < 2 for task_labels in labels_by_task.values()):
+        raise CtxError(
+            f"The labels of {' and '.join(labels_by_task)} are {', '.join(labels) or 'none'}; each task requires two "
+            "or more, different from other tasks', since the label of a pair determines its task.",
+            hint="list them: --objective continual-tasks:discourse_relations=...,relevance_labels=...",
+        )
+    return labels_by_task
+
+
+def count_classes(tasks: Iterable[str], num_orders: int, pair_labels: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Task -> number of its classes, without knowledge_masking.
+
+    Args:
+        num_orders: Number of orders of segments, the classes of sentence_reordering.
+        pair_labels: Labels of each task on labeled pairs.
+    """
+    counts = {"sentence_reordering": num_orders, "sentence_distance": 3}
+    counts |= {name: len(labels) for name, labels in pair_labels.items()}
+    return {name: counts.get(name, 2) for name in tasks if name != MASKING}
+
+
 @dataclass
 class DataCollatorForContinualTasks(MaskingCollator):
     """Pads examples of several tasks, and masks units in the examples of knowledge masking.
@@ -229,22 +258,9 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
         """The classes of sentence_reordering: the order of the segments of a text in the example."""
         self.tasks = [name for name in TASKS if name in stages[-1]]
         label_lists = {"discourse_relation": self.discourse_relations, "query_title": self.relevance_labels}
-        self.labels = {
-            name: [label.strip().lower() for label in text.split(",") if label.strip()]
-            for name, text in label_lists.items()
-            if name in self.tasks
-        }
+        self.labels = parse_pair_labels({name: text for name, text in label_lists.items() if name in self.tasks})
         """Task on labeled pairs -> labels of its classes."""
-        labels = [label for task_labels in self.labels.values() for label in task_labels]
-        if len(set(labels)) < len(labels) or any(len(task_labels) < 2 for task_labels in self.labels.values()):
-            raise CtxError(
-                f"The labels of {' and '.join(self.labels)} are {', '.join(labels) or 'none'}; each task requires two "
-                "or more, different from other tasks', since the label of a pair determines its task.",
-                hint="list them: --objective continual-tasks:discourse_relations=...,relevance_labels=...",
-            )
-        sizes = {"sentence_reordering": len(self.orders), "sentence_distance": 3}
-        sizes |= {name: len(task_labels) for name, task_labels in self.labels.items()}
-        self.classes = {name: sizes.get(name, 2) for name in self.tasks if name != MASKING}
+        self.classes = count_classes(self.tasks, len(self.orders), self.labels)
         """Task -> number of its classes."""
         lowercases = self.tokenizer("A").input_ids == self.tokenizer("a").input_ids
         if "capitalization" in self.tasks and not lowercases:
