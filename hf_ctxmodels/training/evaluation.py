@@ -75,23 +75,33 @@ class LossEvaluation:
         return results
 
     def _batches(self, accelerator: Accelerator, description: str) -> Iterator[tuple[Batch, bool]]:
-        """This process's batches, and whether each is counted: a process without further batches repeats the last one,
-        since sharded models need the same number of forward passes on all processes."""
+        """This process's batches, and whether each is counted; see `batches_of_process`."""
         size = len(self._examples)  # type: ignore[arg-type]
         starts = range(0, size, self._batch_size)
         chunks = [[(0, index) for index in range(start, min(start + self._batch_size, size))] for start in starts]
-        passes = math.ceil(len(chunks) / accelerator.num_processes)
-        numbers = range(accelerator.process_index, passes * accelerator.num_processes, accelerator.num_processes)
+        numbers = batches_of_process(len(chunks), accelerator)
         loader = DataLoader(
             self._examples,
-            batch_sampler=[chunks[min(number, len(chunks) - 1)] for number in numbers],
+            batch_sampler=[chunks[number] for number, _ in numbers],
             collate_fn=self._collate,
             generator=torch.Generator().manual_seed(0),
         )
         bar = progress_bar(loader, description, unit="batches", enabled=accelerator.is_main_process)
-        for number, batch in zip(numbers, bar, strict=True):
+        for (_, is_counted), batch in zip(numbers, bar, strict=True):
             del batch[INDEX_KEY]
-            yield send_to_device(batch, accelerator.device, non_blocking=True), number < len(chunks)
+            yield send_to_device(batch, accelerator.device, non_blocking=True), is_counted
+
+
+def batches_of_process(num_batches: int, accelerator: Accelerator) -> list[tuple[int, bool]]:
+    """The number of each batch of this process, and whether it is counted: a process without further batches repeats
+    the last one, since sharded models need the same number of forward passes on all processes.
+
+    For example, 4 batches on 3 processes: 0 and 3 on the first, 1 and 3 on the second, 2 and 3 on the third process,
+    with batch 3 counted only on the first.
+    """
+    passes = math.ceil(num_batches / accelerator.num_processes)
+    numbers = range(accelerator.process_index, passes * accelerator.num_processes, accelerator.num_processes)
+    return [(min(number, num_batches - 1), number < num_batches) for number in numbers]
 
 
 class BaselineScore(NamedTuple):

@@ -19,6 +19,7 @@ from hf_ctxmodels.core.output_files import replacing, write_tensors
 from hf_ctxmodels.downstream.tasks import Encoded, Task
 from hf_ctxmodels.downstream.tasks.base import Collator, Logits
 from hf_ctxmodels.training.checkpoint_files import list_checkpoints
+from hf_ctxmodels.training.evaluation import batches_of_process
 from hf_ctxmodels.training.training_state import full_state_dict
 from hf_ctxmodels.training.training_step import count_targets
 
@@ -51,17 +52,16 @@ class TaskEvaluation:
         unwrapped = accelerator.unwrap_model(model)
         features, targets = self.encoded.features, self.task.targets
         starts = range(0, len(features), self.batch_size)
-        passes = math.ceil(len(starts) / accelerator.num_processes)
         outputs_by_start: dict[int, list[Logits]] = {}
         loss_and_count = torch.zeros(2, dtype=torch.float64)
-        numbers = range(accelerator.process_index, passes * accelerator.num_processes, accelerator.num_processes)
-        for number in progress_bar(numbers, "evaluating", unit="batches", enabled=accelerator.is_main_process):
-            # sharded models need the same number of forward passes on all processes, so some repeat the last batch
-            start = starts[min(number, len(starts) - 1)]
+        numbers = batches_of_process(len(starts), accelerator)
+        bar = progress_bar(numbers, "evaluating", unit="batches", enabled=accelerator.is_main_process)
+        for number, is_counted in bar:
+            start = starts[number]
             batch = self.collate(features[start : start + self.batch_size])
             inputs = send_to_device(batch, accelerator.device, non_blocking=True)
             output = model(**inputs, **self.task.evaluation_arguments)
-            if number < len(starts):
+            if is_counted:
                 outputs_by_start[start] = (
                     self.generate(unwrapped, inputs, start)
                     if self.task.is_generative
