@@ -335,24 +335,35 @@ class TextTask:
         if not labeled:
             referent = "" if self.label is None else self._references(row)[0]
             return [TextExample(input_text, referent, (), None, choices, row.location, group)]
-        label: int | float | None = None
+        label, targets = self._label_and_targets(row, choices)
+        selected = targets if self.one_per_reference and is_training else targets[:1]
+        return [TextExample(input_text, text, targets, label, choices, row.location, group) for text in selected]
+
+    def _label_and_targets(self, row: Row, choices: tuple[str, ...]) -> tuple[int | float | None, tuple[str, ...]]:
+        """`label` and `targets` of a row's examples, see `TextExample`.
+
+        | `metric_kind` | label | targets |
+        |---|---|---|
+        | classification | index of a choice | the choice |
+        | number | the number | the number as a text, rounded to a multiple of `round` |
+        | referent | 1 if the field `label` is true or there is none, else 0 | the references |
+        | text | None | the references |
+        """
         if self.kind == "classification":
-            label = self._label_index(row, choices)
-            targets: tuple[str, ...] = (choices[label],)
-        elif self.round is not None:
+            index = self._label_index(row, choices)
+            return index, (choices[index],)
+        if self.round is not None:
             value = field_value(row, self._templates["target"].fields[0])
             if (number := parse_number(value)) is None:
                 raise CtxError(
                     f"Expected a number, got {value!r}.", location=row.location, hint="correct the line or the target."
                 )
-            label, targets = number, (round_to_step(number, self.round),)
-        else:
-            targets = self._references(row)
-            if self.postprocess == "referent":
-                value = field_value(row, self._templates["label"].fields[0]) if self.label is not None else True
-                label = int(value_text(value).lower() in ("true", "1"))
-        selected = targets if self.one_per_reference and is_training else targets[:1]
-        return [TextExample(input_text, text, targets, label, choices, row.location, group) for text in selected]
+            return number, (round_to_step(number, self.round),)
+        references = self._references(row)
+        if self.metric_kind == "text":
+            return None, references
+        is_correct = field_value(row, self._templates["label"].fields[0]) if self.label is not None else True
+        return int(value_text(is_correct).lower() in ("true", "1")), references
 
     def _choices(self, row: Row) -> tuple[str, ...]:
         """The label strings of a row; raises CtxError if two are equal."""
@@ -377,6 +388,8 @@ class TextTask:
         return tuple(choices)
 
     def _label_index(self, row: Row, choices: tuple[str, ...]) -> int:
+        """The index in `choices` of the target field's value, which is a key of `labels`, or, if `labels` is a field,
+        an index or the text of a choice."""
         name = self._templates["target"].fields[0]
         value = field_value(row, name)
         text = value_text(value)
@@ -398,6 +411,7 @@ class TextTask:
         return values.index(text)
 
     def _references(self, row: Row) -> tuple[str, ...]:
+        """The different texts of the target: of a field with a list its items, or `no_answer` if it is empty."""
         template = self._templates["target"]
         value = field_value(row, template.only_field) if template.only_field else None
         texts = [str(item) for item in value] if isinstance(value, list) else [template.render(row)]
