@@ -13,7 +13,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from hf_ctxmodels.layers.attention.backends import attend
 from hf_ctxmodels.layers.attention.layouts import Layout
-from hf_ctxmodels.layers.attention.masks import AttentionMask, PackedMask
+from hf_ctxmodels.layers.attention.prepared_masks import AttentionMask, PackedMask
 from hf_ctxmodels.layers.cpu.linear import CHUNK_ROWS, are_plain_tensors, can_use_onednn, onednn_linear
 
 

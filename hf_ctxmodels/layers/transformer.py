@@ -13,8 +13,9 @@ from transformers.utils.output_capturing import selected_hidden_states
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.attention.layouts import Layout
-from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, AttentionMask, MaskSpec, prepare_mask
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
+from hf_ctxmodels.layers.attention.prepared_masks import AttentionMask, prepare_mask
 from hf_ctxmodels.layers.common import HookPoint, get_activation
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import apply_in_chunks, linear, prepack_linear_layers

@@ -12,11 +12,12 @@ from transformers.models.t5.modeling_t5 import T5Attention, T5Config
 from zoo import assert_close
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.attention import masks as attention_masks
+from hf_ctxmodels.layers.attention import prepared_masks
 from hf_ctxmodels.layers.attention.backends import eager_attention_forward
 from hf_ctxmodels.layers.attention.layouts import PackedLayout, build_layout
-from hf_ctxmodels.layers.attention.masks import MaskSpec, PackedMask
+from hf_ctxmodels.layers.attention.masks import MaskSpec
 from hf_ctxmodels.layers.attention.modules import BucketedPositionBias, CrossAttention, SelfAttention
+from hf_ctxmodels.layers.attention.prepared_masks import PackedMask
 from hf_ctxmodels.layers.transformer import FeedForward, Memory, TransformerBlock, run_stack
 
 WIDTH, HEADS, HEAD_DIM, BLOCKS = 12, 3, 6, 2
@@ -144,12 +145,12 @@ def assert_same(actual: Tensor, expected: Tensor, leaves: list[Tensor], context:
 @pytest.fixture(autouse=True)
 def two_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put three of the four sequences into one group; by default so few tokens form a single group."""
-    monkeypatch.setattr(attention_masks, "_CALL_PAIRS", 60)
+    monkeypatch.setattr(prepared_masks, "_CALL_PAIRS", 60)
 
 
 def set_grouping(monkeypatch: pytest.MonkeyPatch, is_single: bool) -> None:
     """With `is_single`, put all sequences of a packed batch into one group, as on a GPU."""
-    monkeypatch.setattr(attention_masks, "PackedMask", lambda *args, **_: PackedMask(*args, is_single=is_single))
+    monkeypatch.setattr(prepared_masks, "PackedMask", lambda *args, **_: PackedMask(*args, is_single=is_single))
 
 
 @pytest.mark.parametrize("name", MASKS)

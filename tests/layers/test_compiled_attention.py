@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.library import opcheck
 
 from hf_ctxmodels.core.compiled_ops import _recorded_calls, true_indices
-from hf_ctxmodels.layers.attention import compiled_attention
+from hf_ctxmodels.layers.attention import prepared_masks
 from hf_ctxmodels.layers.attention.backends import attend
 from hf_ctxmodels.layers.attention.compiled_attention import attend_traced
 from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, TracedLayout
-from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec, prepare_mask
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import BucketedPositionBias
+from hf_ctxmodels.layers.attention.prepared_masks import prepare_mask
 
 LENGTHS, LENGTH = (5, 9, 1, 7), 9
 TOKENS = torch.arange(LENGTH) < torch.tensor(LENGTHS)[:, None]
@@ -90,7 +91,7 @@ def test_layers_share_position_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     states = [torch.randn(NUM_TOKENS, 2, 8) for _ in range(3)]
     expected = attend(*states, _build(PackedLayout), MaskSpec(bias=bias), scale=0.5)[0]
     mask: Any = prepare_mask(MaskSpec(bias=bias), layout, states[0])
-    monkeypatch.setattr(compiled_attention, "gather_position_bias", None)
+    monkeypatch.setattr(prepared_masks, "gather_position_bias", None)
     contexts = [attend_traced(*states, layout, mask, scale=0.5, dropout=0.0) for _ in range(2)]
     (gradient,) = torch.autograd.grad(sum(context.sin().sum() for context in contexts), bias.buckets.weight)
     (expected_gradient,) = torch.autograd.grad(2 * expected.sin().sum(), bias.buckets.weight)

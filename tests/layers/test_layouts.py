@@ -16,7 +16,8 @@ from hf_ctxmodels.layers.attention.backends import (
     supports_varlen,
 )
 from hf_ctxmodels.layers.attention.layouts import PackedLayout, PaddedLayout
-from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec, PackedMask
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
+from hf_ctxmodels.layers.attention.prepared_masks import PackedMask
 
 HEADS, HEAD_DIM = 2, 4
 CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.attention.layouts import Layout
-from hf_ctxmodels.layers.attention.masks import AttentionMask
 from hf_ctxmodels.layers.attention.modules import SelfAttention
+from hf_ctxmodels.layers.attention.prepared_masks import AttentionMask
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.transformer import TransformerBlock
 

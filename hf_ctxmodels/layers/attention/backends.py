@@ -17,8 +17,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_ctxmodels.core.host_copies import is_traced
 from hf_ctxmodels.layers.attention.layouts import Layout, PaddedLayout
-from hf_ctxmodels.layers.attention.masks import (
-    BIDIRECTIONAL,
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL
+from hf_ctxmodels.layers.attention.prepared_masks import (
     AttentionMask,
     PackedMask,
     PaddedMask,

@@ -16,15 +16,10 @@ from hf_ctxmodels.core.attention_heads import prune_projections
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.tensor_parallel import LOCAL_FEATURES, PACKED_KV, PACKED_QKV, UNSHARDED_HINT
 from hf_ctxmodels.layers.attention.backends import attend
+from hf_ctxmodels.layers.attention.compiled_attention import attend_traced
 from hf_ctxmodels.layers.attention.layouts import Layout, TracedLayout
-from hf_ctxmodels.layers.attention.masks import (
-    BIDIRECTIONAL,
-    AttentionMask,
-    BiasOfHeads,
-    MaskSpec,
-    gather_position_bias,
-    prepare_mask,
-)
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, BiasOfHeads, MaskSpec, gather_position_bias
+from hf_ctxmodels.layers.attention.prepared_masks import AttentionMask, prepare_mask
 from hf_ctxmodels.layers.cpu.linear import linear
 
 
@@ -99,9 +94,6 @@ class _MultiHeadAttention(nn.Module):
             mask = replace(spec, bias=BiasOfHeads(spec.bias, self.heads, self.bias_gates))
         dropout = self.attention_dropout if self.training else 0.0
         if isinstance(layout, TracedLayout):
-            # imported here: operators with gradients are only defined where a graph is compiled
-            from hf_ctxmodels.layers.attention.compiled_attention import attend_traced
-
             traced_mask: Any = prepare_mask(mask, layout, query)
             keys: Any = key_layout
             context = attend_traced(

@@ -17,8 +17,9 @@ from hf_ctxmodels.architectures.transformer_decoder import (
 )
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.layouts import Layout
-from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, AttentionMask
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL
 from hf_ctxmodels.layers.attention.modules import SelfAttention
+from hf_ctxmodels.layers.attention.prepared_masks import AttentionMask
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.pooling import build_token_mask, last_token_columns, states_at
 from hf_ctxmodels.layers.transformer import BlockOutput, CheckpointingWithCache, FeedForward, Memory, ResidualSum

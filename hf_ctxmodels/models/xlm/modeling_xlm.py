@@ -27,7 +27,8 @@ from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.weights import fused_projections
 from hf_ctxmodels.heads import ItemCounts, with_unused_parameters
 from hf_ctxmodels.layers.attention.layouts import Layout
-from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL
+from hf_ctxmodels.layers.attention.prepared_masks import AttentionMask
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.transformer import BlockOutput, Memory
 from hf_ctxmodels.models.xlm.configuration_xlm import CtxXLMConfig

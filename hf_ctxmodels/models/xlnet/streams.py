@@ -17,7 +17,8 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, needs_static_sizes
 from hf_ctxmodels.core.inputs import check_tensors, sequence_numbers
 from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout, TracedLayout
-from hf_ctxmodels.layers.attention.masks import attention_dtype
+from hf_ctxmodels.layers.attention.prepared_masks import attention_dtype
+from hf_ctxmodels.layers.cpu.compiled_relative_attention import relative_attention_traced
 from hf_ctxmodels.layers.cpu.relative_attention import (
     RelativeBiases,
     SequenceRanges,
@@ -365,9 +366,6 @@ class StreamLayout:
         self, query: Tensor, key: Tensor, value: Tensor, relative: Tensor, biases: RelativeBiases, **options: Any
     ) -> Tensor:
         """`attend_per_sequence` in a compiled graph."""
-        # imported here: operators with gradients are only defined where a graph is compiled
-        from hf_ctxmodels.layers.cpu.compiled_relative_attention import relative_attention_traced
-
         layout, arguments = self.layout, self._range_arguments()
         if isinstance(layout, TracedLayout):
             arguments |= {"query_lengths": layout.query_lengths, "key_lengths": layout.lengths}
