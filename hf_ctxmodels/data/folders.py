@@ -1,6 +1,7 @@
 """Folders of output files, on a local disk or behind an fsspec URL, such as of an object store."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -30,11 +31,11 @@ class LocalFolder:
     def sizes(self) -> dict[str, int]:
         """File -> size in bytes, including nested folders."""
         sizes = {}
-        for path in sorted(self.directory.rglob("*")):
-            with suppress(FileNotFoundError):  # a temporary file of another process
-                if not path.is_dir():
+        for folder, _, names in os.walk(self.directory, followlinks=True):
+            for path in (Path(folder, name) for name in names):
+                with suppress(FileNotFoundError):  # a temporary file of another process
                     sizes[path.relative_to(self.directory).as_posix()] = path.stat().st_size
-        return sizes
+        return dict(sorted(sizes.items()))
 
     def digest(self, name: str) -> str:
         """SHA-256 of a file."""

@@ -221,6 +221,16 @@ def test_failed_upload_leaves_an_incomplete_part(tokenizer, text, tmp_path, smal
     assert not store.find("/prepared")
 
 
+def test_prepared_directory_with_symbolic_link(tokenizer, text, tmp_path) -> None:
+    preparation = prepare(MaskedLM(tokenizer, max_length=32), load_documents(str(text)), tmp_path / "prepared")
+    preparation.run()
+    preparation.merge()
+    (tmp_path / "prepared" / TRAIN).rename(tmp_path / "moved")
+    (tmp_path / "prepared" / TRAIN).symlink_to(tmp_path / "moved")
+    assert PreparedCorpus.open(tmp_path / "prepared").examples(TRAIN)
+    preparation.merge()
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000, 4097])
 def test_computed_order_is_a_permutation(size, monkeypatch) -> None:
     images = permute(np.arange(size), size, seed=3, epoch=1)
