@@ -100,7 +100,7 @@ def file_errors(path: str) -> Iterator[None]:
         yield
     except CtxError:
         raise
-    except (FileNotFoundError, IsADirectoryError) as error:
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise missing_file_error(path) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise CtxError(
@@ -145,7 +145,7 @@ def file_info(path: str) -> DataFile | None:
         with file_errors(path):
             info = files.info(location)
     except CtxError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
+        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             return None
         raise
     return _remote_file(path, info) if info["type"] == "file" else None

@@ -16,7 +16,15 @@ from hf_ctxmodels.data import EpochBatchSampler, ExampleSet, document_sources, l
 from hf_ctxmodels.data import documents as documents_module
 from hf_ctxmodels.data import training_set as training_set_module
 from hf_ctxmodels.data.preparation import Preparation, TextPart, examples_of, text_parts
-from hf_ctxmodels.data.prepared import IDENTITY_FILE, TRAIN, VALIDATION, PreparedCorpus, part_name, record_name
+from hf_ctxmodels.data.prepared import (
+    IDENTITY_FILE,
+    TRAIN,
+    VALIDATION,
+    PreparedCorpus,
+    is_prepared,
+    part_name,
+    record_name,
+)
 from hf_ctxmodels.data.seeding import permute
 from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithNextSentence, Objective
 from hf_ctxmodels.registry import FAMILIES
@@ -229,6 +237,13 @@ def test_prepared_directory_with_symbolic_link(tokenizer, text, tmp_path) -> Non
     (tmp_path / "prepared" / TRAIN).symlink_to(tmp_path / "moved")
     assert PreparedCorpus.open(tmp_path / "prepared").examples(TRAIN)
     preparation.merge()
+
+
+@pytest.mark.parametrize("protocol", ["", "file://", "local://"])
+def test_file_of_text_is_not_prepared(tmp_path, protocol: str) -> None:
+    (tmp_path / "text.en").write_text("a b\n")
+    assert not is_prepared(f"{protocol}{tmp_path}/text.en")
+    assert not is_prepared(f"{protocol}{tmp_path}")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000, 4097])
