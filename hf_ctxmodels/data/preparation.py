@@ -266,7 +266,7 @@ class Preparation:
         if self.validation_fraction and not any(VALIDATION in record.files for record in complete):
             has_text = any(record.statistics.get(VALIDATION) for record in complete)
             raise NoDocumentError(
-                "The held-out documents have no examples: no part of the text has two of them."
+                "The held-out documents have no examples: they are left out, or the objective needs two in a part."
                 if has_text
                 else "There is no held-out document with text.",
                 location=f"--validation_fraction {self.validation_fraction}",

@@ -309,7 +309,7 @@ def test_part_with_a_single_document(tmp_path: Path, small_parts, monkeypatch) -
     preparation = prepare(objective, text, tmp_path / "out", fraction=0.1)
     assert [len(list(part.documents.split(0.1)[1])) for part in preparation.parts] == [1, 0, 0]
     preparation.run()
-    with pytest.raises(CtxError, match="no part of the text has two of them"):
+    with pytest.raises(CtxError, match="the objective needs two in a part"):
         preparation.merge()
     monkeypatch.undo()  # one part
     text = load_documents(str(tmp_path / "text.txt"))
