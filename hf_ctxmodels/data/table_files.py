@@ -50,8 +50,9 @@ class TaggedSentence:
 def read_table(file: str | Path, columns: Sequence[str], suffix: str | None = None) -> list[Row]:
     """The selected columns of a CSV, TSV or JSONL file, as rows in file order. `suffix` replaces the file's suffix.
 
-    Columns are names of the header line or JSON keys, or numbers (1 is the first) for a file without a header. Raises
-    CtxError for an unknown format, a missing column, a line with another number of columns, or invalid quotes or JSON.
+    Columns are names of the header line or JSON keys, or numbers (1 is the first, -1 the last) for a file without a
+    header. Raises CtxError for an unknown format, a missing column, a line with another number of columns, or invalid
+    quotes or JSON.
     """
     rows = []
     suffix = suffix or file_suffix(file)
@@ -165,9 +166,9 @@ def _read_delimited(file: str | Path, columns: Sequence[str], delimiter: str) ->
         if not indices:
             width = len(cells)
             is_numbered = are_column_numbers(columns)
-            names = [str(number + 1) for number in range(width)] if is_numbered else cells
+            names = [*map(str, (*range(1, width + 1), *range(-width, 0)))] if is_numbered else cells
             _check_delimiter(names, columns, file)
-            indices = {column: _column_index(column, names, file) for column in columns}
+            indices = {column: _column_index(column, names, file) % width for column in columns}
             if not is_numbered:
                 continue
         if len(cells) != width:
@@ -196,7 +197,7 @@ def _column_index(column: str, names: Sequence[str], file: object) -> int:
             f"No column {column!r}. The columns are: {', '.join(map(repr, names))}.",
             location=str(file),
             hint="select other columns (--text_columns, --label_column); in a file without a header use numbers (1 = "
-            "first).",
+            "first, -1 = last).",
         )
     return list(names).index(column)
 

@@ -26,6 +26,7 @@ QUOTED = [{"text": 'a "b", c\r\nd', "label": "1"}, {"text": "e", "label": "0"}]
         ("a.jsonl", '{"label": "1", "text": "a \\"b\\", c\\r\\nd"}\n\n{"text": "e", "label": "0", "x": 1}\n', QUOTED),
         ("a.tsv.gz", '\ufefftext\tlabel\n"so said he\t1\n', [{"text": '"so said he', "label": "1"}]),  # a literal quote
         ("a.txt", "x\t1\tone\nx\t0\ttwo\n", [{"3": "one", "2": "1"}, {"3": "two", "2": "0"}]),  # without a header
+        ("a.txt", "x\t1\tone\nx\t0\ttwo\n", [{"-1": "one", "2": "1"}, {"-1": "two", "2": "0"}]),
     ],
 )
 def test_tables_are_read(tmp_path, name, text, expected):
