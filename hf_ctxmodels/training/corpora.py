@@ -306,7 +306,7 @@ def prepared_objective(
 ) -> tuple[str, Objective]:
     """The name of the objective of prepared examples, and the objective; raises CtxError if the flags select another
     one, the family does not have it, or the tokenizer differs."""
-    identity = corpus.identity
+    identity, location = corpus.identity, local_path(arguments.dataset[0])
     if arguments.objective is not None:
         arguments = replace(arguments, max_length=identity["max_length"], control_codes=[], control_column=None)
         name, objective = make_objective(family, tokenizer, arguments, seed)
@@ -315,7 +315,7 @@ def prepared_objective(
         if not names:
             raise CtxError(
                 f"The family {family.name} is not trained on the examples of {identity['objective']}.",
-                location=str(corpus.directory),
+                location=location,
                 hint="prepare the text for this family.",
             )
         name = names[0]
@@ -325,7 +325,7 @@ def prepared_objective(
             if not os.path.isfile(options[option]):
                 raise CtxError(
                     f"The examples were prepared with the file {options[option]}, which does not exist.",
-                    location=str(corpus.directory),
+                    location=location,
                     hint=f"pass the new path of the file: --objective {name}:{option}=FILE, with the other options of "
                     "the preparation.",
                 )
@@ -336,7 +336,7 @@ def prepared_objective(
     ):
         raise CtxError(
             f"The examples were prepared for another run: {'; '.join(differing)}.",
-            location=str(corpus.directory),
+            location=location,
             hint="omit --objective and --tokenizer, or prepare the text again.",
         )
     return name, objective
