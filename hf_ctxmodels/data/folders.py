@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -11,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.loading import file_digest
-from hf_ctxmodels.core.output_files import replacing
+from hf_ctxmodels.core.output_files import replacing, wrap_write_errors
 from hf_ctxmodels.data.files import file_errors, file_system, open_file
 
 PARALLEL_READS = 8  # concurrent downloads, or files whose digests are computed
@@ -42,15 +43,16 @@ class LocalFolder:
         return file_digest(self.directory / name)
 
     def download(self, names: Iterable[str]) -> None:
-        """Copy files to `directory`."""
+        """Copy files to `directory`, where local ones already are."""
 
     def upload(self, names: Iterable[str]) -> None:
-        """Move files from `directory`, in this order."""
+        """Move files from `directory`, where local ones remain, in this order."""
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete files, in this order."""
-        for name in names:
-            (self.directory / name).unlink()
+        """Delete files, in this order; raises CtxError if one cannot be deleted."""
+        with wrap_write_errors(self.directory):
+            for name in names:
+                (self.directory / name).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,13 @@ class RemoteFolder(LocalFolder):
     def upload(self, names: Iterable[str]) -> None:
         """Move files from `directory`, in this order; raises CtxError if one cannot be written."""
         files, root = file_system(self.url)
+        top_folder = re.match(r"/*[^/]*", root)[0]  # type: ignore[index]
         for name in names:
             path = f"{root}/{name}"
             with wrap_errors("The upload failed", location=f"{self.url}/{name}", hint=_HINT):
-                with suppress(PermissionError):  # of an object store, which has no folders
-                    files.makedirs(str(PurePosixPath(path).parent), exist_ok=True)
+                if files.exists(top_folder):  # `makedirs` would create the bucket of an object store
+                    with suppress(PermissionError):  # of an object store, which has no folders
+                        files.makedirs(str(PurePosixPath(path).parent), exist_ok=True)
                 files.put_file(str(self.directory / name), path)
             (self.directory / name).unlink()
 

@@ -8,7 +8,6 @@ Documents belong to the range in which they begin: all ranges of a file together
 """
 
 import io
-import locale
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
@@ -33,7 +32,15 @@ if TYPE_CHECKING:
     import pyarrow
 
 FILE_SUFFIXES = (".txt", ".jsonl", ".parquet")
-_LANGUAGES = {name.partition("_")[0] for name in locale.windows_locale.values()}
+_ISO_639_1 = (
+    "aa ab af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en "
+    "eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu "
+    "ja jv ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my "
+    "na nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm "
+    "sn so sq sr ss st su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za "
+    "zh zu"
+)
+_LANGUAGES = frozenset(_ISO_639_1.split())
 _SAMPLE_SIZE = 1 << 20  # characters of the first file that `guess_separator` reads
 _SMALL_FILE = 1 << 16  # bytes
 _BLOCK_SIZE = 1 << 20

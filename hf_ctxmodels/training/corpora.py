@@ -100,8 +100,8 @@ class CorpusArguments(DataArguments):
         return cached_index(path.rstrip("/")) if is_url(path) else Path(path)
 
     def open_prepared(self) -> PreparedCorpus | None:
-        """The prepared examples that are the dataset, or None; those of a URL are downloaded. Raises CtxError if a flag
-        differs from the flag of their preparation."""
+        """The index of the prepared examples that are the dataset, or None; raises CtxError if a flag differs from the
+        flag of their preparation."""
         if self.prepared_directory is None:
             return None
         path = local_path(self.dataset[0])
@@ -119,9 +119,6 @@ class CorpusArguments(DataArguments):
                 location=path,
                 hint="omit these flags, or prepare the text again.",
             )
-        if is_url(path):
-            download_examples(path.rstrip("/"), corpus)
-        corpus.check_files()
         return corpus
 
 
@@ -337,7 +334,7 @@ def prepared_objective(
         raise CtxError(
             f"The examples were prepared for another run: {'; '.join(differing)}.",
             location=location,
-            hint="omit --objective and --tokenizer, or prepare the text again.",
+            hint="omit --objective and --tokenizer, restore files of its options, or prepare the text again.",
         )
     return name, objective
 
@@ -391,19 +388,24 @@ def cached_index(url: str) -> Path:
     return directory
 
 
-def download_examples(url: str, corpus: PreparedCorpus) -> None:
-    """Download missing files of prepared examples into their directory of the cache, by one process on a file system
-    while the others wait; raises CtxError if one cannot be read, or was changed."""
-    directory, show_progress = corpus.directory, is_main_process()
-    if corpus.damaged_files():
-        message = "waiting for another process that downloads the prepared text" if show_progress else ""
-        with wait_for_lock(Path(f"{directory}.lock"), message, "set HF_HOME to another directory."):
-            if missing := corpus.damaged_files():
-                size = format_number(sum(corpus.files[name].size for name in missing))
-                print_status(f"downloading {size}B from {url} into the cache: {directory}", show_progress)
-                digests = {name: corpus.files[name].sha256 for name in missing}
-                RemoteFolder(directory, url).download(missing, digests, show_progress)
-    print_status(f"examples of {url} are in the cache: {directory}", show_progress)
+def fetch_examples(source: str, corpus: PreparedCorpus) -> None:
+    """Download the files of prepared examples, if the source is a URL, into their directory of the cache.
+
+    One process on a file system downloads the missing files while the others wait. Raises CtxError if a file cannot be
+    read, was changed, or is missing.
+    """
+    url, directory, show_progress = local_path(source).rstrip("/"), corpus.directory, is_main_process()
+    if is_url(url):
+        if corpus.damaged_files():
+            message = "waiting for another process that downloads the prepared text" if show_progress else ""
+            with wait_for_lock(Path(f"{directory}.lock"), message, "set HF_HOME to another directory."):
+                if missing := corpus.damaged_files():
+                    size = format_number(sum(corpus.files[name].size for name in missing))
+                    print_status(f"downloading {size}B from {url} into the cache: {directory}", show_progress)
+                    digests = {name: corpus.files[name].sha256 for name in missing}
+                    RemoteFolder(directory, url).download(missing, digests, show_progress)
+        print_status(f"examples of {url} are in the cache: {directory}", show_progress)
+    corpus.check_files()
 
 
 def _open_cached(directory: Path) -> PreparedCorpus | None:

@@ -31,6 +31,7 @@ from hf_ctxmodels.training.corpora import (
     FILE_FLAGS,
     CorpusArguments,
     excluded_text,
+    fetch_examples,
     make_examples,
     make_objective,
     objective_files,
@@ -179,6 +180,7 @@ def prepare_pretraining(
     else:
         seed = loop_arguments.seed
         objective_name, objective = prepared_objective(prepared, family, tokenizer, arguments, seed)
+        fetch_examples(arguments.dataset[0], prepared)
         arguments = replace(arguments, max_length=objective.max_length)
     if arguments.model is None and (add_adapter is not None or embedding_training is not None):
         raise CtxError(

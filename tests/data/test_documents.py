@@ -93,8 +93,8 @@ def test_document_separator(tmp_path, capsys, monkeypatch):
 
 
 def test_suffixes_of_languages(tmp_path):
-    for language in ("en", "de"):
-        path = write(tmp_path, f"corpus.de-en.{language}", "\n".join(SENTENCES).encode())
+    for language in ("en", "km"):
+        path = write(tmp_path, f"corpus.en-km.{language}", "\n".join(SENTENCES).encode())
         assert list(load_documents(path)) == [[sentence] for sentence in SENTENCES]
     for pattern in ("", "*.??"):
         assert len(list(load_documents(str(tmp_path / pattern), document_separator="line"))) == 80

@@ -15,6 +15,7 @@ from hf_ctxmodels import CtxError
 from hf_ctxmodels.data import EpochBatchSampler, ExampleSet, document_sources, load_documents
 from hf_ctxmodels.data import documents as documents_module
 from hf_ctxmodels.data import training_set as training_set_module
+from hf_ctxmodels.data.folders import RemoteFolder
 from hf_ctxmodels.data.preparation import Preparation, TextPart, examples_of, text_parts
 from hf_ctxmodels.data.prepared import (
     IDENTITY_FILE,
@@ -170,6 +171,19 @@ def test_missing_parts_are_rerun_and_merge_validates(tokenizer, text, tmp_path, 
     shutil.copy(folder / record_name(0), folder / record_name(1))  # and with its record
     with pytest.raises(CtxError, match=r"missing or damaged: 1\."):
         preparation.merge()
+
+
+def test_upload_creates_no_bucket(tmp_path, monkeypatch) -> None:
+    """Folders are created, which file servers need, but not the bucket of an object store."""
+    store, created = type(fsspec.filesystem("memory")), []
+    monkeypatch.setattr(store, "store", {})
+    monkeypatch.setattr(store, "makedirs", lambda filesystem, path, **options: created.append(path))
+    monkeypatch.setattr(store, "put_file", lambda filesystem, source, target: filesystem.pipe_file(target, b""))
+    folder = RemoteFolder(tmp_path, "memory://bucket/prepared")
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+        folder.upload([name])
+    assert created == ["/bucket/prepared"]  # of the second file, when the bucket exists
 
 
 def test_failed_upload_leaves_an_incomplete_part(tokenizer, text, tmp_path, small_parts, monkeypatch) -> None:
