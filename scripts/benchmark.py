@@ -22,6 +22,7 @@ from benchmarks import (
     prompts,
     recurrent,
     report,
+    sentences,
     seq2seq,
     serving,
     sharing,
@@ -64,6 +65,7 @@ SUITES = {
     "serving": Suite([serving.run], serving.table, lambda attention: serving.SETTING),
     "adapters": Suite([adapters.run], adapters.table, lambda attention: adapters.SETTING),
     "features": Suite([features.run], features.table, lambda attention: features.SETTING),
+    "sentences": Suite([sentences.run], sentences.table, lambda attention: sentences.SETTING),
     "prompts": Suite([prompts.run], prompts.table, lambda attention: prompts.SETTING),
     "recurrent": Suite([recurrent.run], recurrent.table, lambda attention: recurrent.SETTING),
     "static": Suite(
