@@ -3,6 +3,7 @@
 import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import transformers  # noqa: F401  # imported before the fork
 from torch.utils import data  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
+TEST_LIMIT = 180  # seconds, with fixtures; tests that are not `slow` take about 4 s
 _COMPLETED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 
 
@@ -36,9 +38,25 @@ class TestRun:
 
 
 class _FirstFailure:
-    """pytest plugin that records the first failed test or the first file that could not be collected."""
+    """pytest plugin that records the first failed test or the first file that could not be collected.
+
+    A test that takes more than `test_limit` seconds fails: it is assumed not to terminate.
+    """
 
     node_id: str | None = None
+
+    def __init__(self, test_limit: int) -> None:
+        self.test_limit = test_limit
+        signal.signal(signal.SIGALRM, self._fail_test)
+
+    def _fail_test(self, *_: object) -> None:
+        pytest.fail(f"The test took more than {self.test_limit} s.")
+
+    def pytest_collectstart(self) -> None:
+        signal.alarm(self.test_limit)
+
+    def pytest_runtest_logstart(self) -> None:
+        signal.alarm(self.test_limit)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and self.node_id is None:
@@ -64,15 +82,23 @@ def scratch_copy(target: Path) -> Path:
     return target
 
 
-def run_in_fork(tree: Path, tests: Sequence[str], keyword: str = "", time_limit: float | None = None) -> TestRun | None:
-    """Run tests of a scratch copy until the first failure; None after `time_limit` seconds.
+def run_in_fork(
+    tree: Path,
+    tests: Sequence[str],
+    keyword: str = "",
+    time_limit: float | None = None,
+    test_limit: int = TEST_LIMIT,
+) -> TestRun | None:
+    """Run tests of a scratch copy until the first failure; None if all tests pass for `time_limit` seconds.
+
+    A test that takes more than `test_limit` seconds fails.
 
     Raises:
         RuntimeError: pytest could not run the tests, for example because no test was selected.
     """
     context = get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_run_tests, args=(tree, tests, keyword, sender))
+    process = context.Process(target=_run_tests, args=(tree, tests, keyword, test_limit, sender))
     process.start()
     sender.close()
     try:
@@ -89,14 +115,14 @@ def run_in_fork(tree: Path, tests: Sequence[str], keyword: str = "", time_limit:
     return TestRun(node_id, output)
 
 
-def _run_tests(tree: Path, tests: Sequence[str], keyword: str, result: Connection) -> None:
+def _run_tests(tree: Path, tests: Sequence[str], keyword: str, test_limit: int, result: Connection) -> None:
     os.chdir(tree)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(tree), os.environ.get("PYTHONPATH", "")])
     sys.path[:0] = [str(tree)]
     for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "hf_ctxmodels")]:
         del sys.modules[name]
     torch.set_num_threads(1)
-    output, first_failure = io.StringIO(), _FirstFailure()
+    output, first_failure = io.StringIO(), _FirstFailure(test_limit)
     with redirect_stdout(output), redirect_stderr(output):
         options = ["-x", "-q", "-m", "not slow or matrix", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=line"]
         selection = ["-k", keyword] if keyword else []

@@ -4,8 +4,9 @@
 
 A mutant is the package with one operator, comparison, constant or decorator replaced by `cosmic_ray`. From every
 subpackage a fixed number of mutants is sampled; a mutant is killed if a test of that subpackage (`PACKAGE_TESTS`) fails
-on it. The score is the share of killed mutants. Survivors are printed with their diff: each is a missing test or an
-equivalent mutant.
+on it, or takes more than `TEST_LIMIT` seconds. A mutant whose tests pass until `--time_limit` is undecided. The score
+is the share of killed mutants. The other mutants are printed with their diff: each is a missing test or an equivalent
+mutant.
 
 torch and transformers are imported once and every mutant runs in a forked process, so that a mutant costs only its
 tests.
@@ -18,6 +19,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,30 +30,10 @@ import parso
 from cosmic_ray.ast import ast_nodes
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator
-from isolated_tests import ROOT, run_in_fork, scratch_copy
+from isolated_tests import ROOT, TestRun, run_in_fork, scratch_copy
+from package_tests import PACKAGE_TESTS
 
 PACKAGE = ROOT / "hf_ctxmodels"
-TIME_LIMIT = 600  # seconds; a mutant that runs longer does not terminate and counts as killed
-
-# Subpackage -> the tests that must kill its mutants, the closest first.
-PACKAGE_TESTS: dict[str, tuple[str, ...]] = {
-    "core": ("tests/core", "tests/models/test_registration.py", "tests/models/test_common_errors.py", "tests/hub"),
-    "layers": ("tests/layers", "tests/models"),
-    "tokenizers": ("tests/tokenizers",),
-    "heads": ("tests/models/test_heads.py", "tests/layers", "tests/models"),
-    "architectures": ("tests/models",),
-    "models": ("tests/models", "tests/parity"),
-    "data": ("tests/data",),
-    "objectives": ("tests/objectives",),
-    "training": ("tests/training", "tests/downstream"),
-    "downstream": ("tests/downstream", "tests/cli"),
-    "compression": ("tests/compression", "tests/ecosystem"),
-    "evaluation": ("tests/evaluation", "tests/cli"),
-    "inference": ("tests/inference", "tests/models", "tests/cli"),
-    "conversion": ("tests/conversion", "tests/parity"),
-    "hub": ("tests/hub",),
-    "cli": ("tests/cli",),
-}
 
 _COMPARISONS = ("Eq", "NotEq", "Lt", "LtE", "Gt", "GtE")
 _OPPOSITE_ARITHMETIC = ("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_FloorDiv")
@@ -139,35 +121,61 @@ def sample_mutants(package: str, count: int, seed: int) -> list[Mutant]:
 
 
 def closest_tests(mutant: Mutant, tests: Sequence[str], tree: Path) -> list[str]:
-    """The existing tests of a package, those named after the mutated module first."""
-    named = sorted(str(path.relative_to(tree)) for path in tree.glob(f"tests/**/test_*{mutant.path.stem}*.py"))
-    return [*named, *(path for path in tests if (tree / path).exists())]
+    """Files named after the mutated module, files that name it, for example in an import, and the package's tests."""
+    module = ".".join(mutant.path.with_suffix("").parts)
+    files = sorted(file for file in tree.glob("tests/**/test_*.py") if "transformers_suite" not in file.parts)
+    named = [file for file in files if mutant.path.stem in file.stem]
+    importing = [file for file in files if module in file.read_text(encoding="utf-8")]
+    return [*dict.fromkeys(str(file.relative_to(tree)) for file in [*named, *importing]), *tests]
 
 
-def kill(mutant: Mutant, tests: Sequence[str], tree: Path) -> str | None:
-    """Node id of the first test that fails on the mutant, "time limit", or None for a survivor.
+def run_mutant(mutant: Mutant, tests: Sequence[str], tree: Path, time_limit: float) -> TestRun | None:
+    """Run the tests on a mutant until one fails; None after `time_limit` seconds.
 
     Args:
         mutant: The mutant to run.
         tests: The tests of its package.
         tree: A scratch copy of the repository, in which the file is mutated and restored.
+        time_limit: Seconds for all tests together.
     """
     file = tree / mutant.path
     source = file.read_text(encoding="utf-8")
     try:
         file.write_text(mutant.mutated_source() or source, encoding="utf-8")
-        result = run_in_fork(tree, closest_tests(mutant, tests, tree), time_limit=TIME_LIMIT)
+        return run_in_fork(tree, closest_tests(mutant, tests, tree), time_limit=time_limit)
     finally:
         file.write_text(source, encoding="utf-8")
-    return "time limit" if result is None else result.failed_test
 
 
-def table(scores: dict[str, tuple[int, int]]) -> str:
+def check_unmodified(tests: Sequence[str], tree: Path) -> None:
+    """Run the tests that killed mutants on the unmodified package.
+
+    Raises:
+        RuntimeError: A test fails there, too, so that mutants counted as killed may be survivors.
+    """
+    result = run_in_fork(tree, tests) if tests else None
+    if result and result.failed_test:
+        raise RuntimeError(
+            f"{result.failed_test} fails without a mutation, and a mutant counts as killed if a test fails only on "
+            f"the mutant. Fix: make the test pass in a copy of the repository.\n{result.output}"
+        )
+
+
+def table(outcomes: dict[str, Counter[str]]) -> str:
     """Markdown table of the score of every package."""
     rows = [
-        f"| {package} | {killed} of {count} | {killed / count:.0%} |" for package, (killed, count) in scores.items()
+        f"| {package} | {counts.total()} | {counts['killed']} | {counts['SURVIVED']} | {counts['undecided']} "
+        f"| {score(counts):.0%} |"
+        for package, counts in outcomes.items()
     ]
-    return "\n".join(["| package | mutants killed | score |", "|---|---|---|", *rows])
+    return "\n".join(
+        ["| package | mutants | killed | survived | undecided | score |", "|---|---|---|---|---|---|", *rows]
+    )
+
+
+def score(counts: Counter[str]) -> float:
+    """Share of killed mutants; undecided mutants count as not killed."""
+    return counts["killed"] / counts.total()
 
 
 def main() -> int:
@@ -180,35 +188,42 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--jobs", type=int, default=2, help="mutants that run at the same time")
     parser.add_argument("--minimum", type=float, default=0.8, help="lowest score that passes")
+    parser.add_argument("--time_limit", type=float, default=600, help="seconds per mutant for all tests together")
     parser.add_argument("--output", type=Path, help="file for the table")
     arguments = parser.parse_args()
-    scores: dict[str, tuple[int, int]] = {}
+    outcomes: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
         trees: SimpleQueue[Path] = SimpleQueue()
         for job in range(arguments.jobs):
             trees.put(scratch_copy(Path(folder) / str(job) / "tree"))
 
-        def timed_kill(mutant: Mutant, tests: Sequence[str]) -> tuple[Mutant, str | None, float]:
+        def timed_run(mutant: Mutant, tests: Sequence[str]) -> tuple[Mutant, TestRun | None, float]:
             tree, start = trees.get(), time.perf_counter()
             try:
-                return mutant, kill(mutant, tests, tree), time.perf_counter() - start
+                return mutant, run_mutant(mutant, tests, tree, arguments.time_limit), time.perf_counter() - start
             finally:
                 trees.put(tree)
 
         for package in arguments.packages:
             mutants = sample_mutants(package, arguments.mutants, arguments.seed)
-            killed = 0
-            for mutant, test, seconds in pool.map(timed_kill, mutants, [PACKAGE_TESTS[package]] * len(mutants)):
-                killed += test is not None
-                print(f"{'killed' if test else 'SURVIVED'} {seconds:4.0f} s  {mutant.path}: {test}", flush=True)
-                if test is None:
+            outcomes[package], killing_tests = Counter(), set()
+            for mutant, result, seconds in pool.map(timed_run, mutants, [PACKAGE_TESTS[package]] * len(mutants)):
+                test = result and result.failed_test
+                outcome = "undecided" if result is None else "killed" if test else "SURVIVED"
+                outcomes[package][outcome] += 1
+                print(f"{outcome} {seconds:4.0f} s  {mutant.path}: {test}", flush=True)
+                if test:
+                    killing_tests.add(test)
+                else:
                     print(mutant.diff(), flush=True)
-            scores[package] = (killed, len(mutants))
-            print(f"{package}: {killed} of {len(mutants)} mutants killed", flush=True)
-    print(table(scores))
+            tree = trees.get()
+            check_unmodified(sorted(test for test in killing_tests if "::" in test), tree)
+            trees.put(tree)
+            print(f"{package}: {outcomes[package]['killed']} of {len(mutants)} mutants killed", flush=True)
+    print(table(outcomes))
     if arguments.output:
-        arguments.output.write_text(table(scores) + "\n", encoding="utf-8")
-    return int(any(killed < arguments.minimum * count for killed, count in scores.values()))
+        arguments.output.write_text(table(outcomes) + "\n", encoding="utf-8")
+    return int(any(score(counts) < arguments.minimum for counts in outcomes.values()))
 
 
 if __name__ == "__main__":
