@@ -76,6 +76,7 @@ def test_pad_and_long_words(tokenizer: CtxElmoTokenizer) -> None:
     padded = tokenizer(TEXTS, padding=True, return_tensors="pt")
     padded_later = tokenizer.pad([tokenizer(text) for text in TEXTS], return_tensors="pt")
     torch.testing.assert_close(padded.data, padded_later.data)
+    assert tokenizer.pad([tokenizer("The cat")]).input_ids == [tokenizer("The cat").input_ids]
     longer = tokenizer.pad(tokenizer("The cat"), padding="max_length", max_length=7)
     assert [len(longer[name]) for name in ("input_ids", "attention_mask")] == [7, 7]
     assert longer["input_ids"][-1] == [0] * 50
