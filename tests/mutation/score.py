@@ -8,7 +8,7 @@ on it, or takes more than `TEST_LIMIT` seconds. A mutant whose tests pass until 
 is the share of killed mutants. The other mutants are printed with their diff: each is a missing test or an equivalent
 mutant.
 
-torch and transformers are imported once and every mutant runs in a forked process, so that a mutant costs only its
+The dependencies are imported once and every mutant runs in a forked process, so that a mutant costs only its
 tests.
 """
 
@@ -51,6 +51,10 @@ _OPERATORS = (
     "core/RemoveDecorator",
     "core/ZeroIterationForLoop",
 )
+# `strict` asserts that the arguments of zip have equal lengths; the other keywords set the style of figures.
+_INERT_KEYWORDS = {"strict", "dpi", "figsize", "fontsize", "linewidth", "markersize", "s"}
+
+Position = tuple[int, int]  # line and column
 
 
 @dataclass(frozen=True)
@@ -82,23 +86,24 @@ class Mutant:
 
 
 def mutants_of_file(path: Path) -> Iterator[Mutant]:
-    """All mutants of a file whose behavior can differ: not of annotations, `__all__` and error messages."""
+    """All mutants of a file whose behavior can differ."""
     source = path.read_text(encoding="utf-8")
     nodes = [*ast_nodes(parso.parse(source))]
-    inert_lines = _inert_lines(source)
+    inert_ranges = _inert_ranges(source)
     for name in _OPERATORS:
         operator = get_operator(name)()
         positions = [position for node in nodes for position in operator.mutation_positions(node)]
-        for occurrence, ((line, _), _) in enumerate(positions):
-            if line not in inert_lines:
+        for occurrence, (position, _) in enumerate(positions):
+            if not any(start <= position < stop for start, stop in inert_ranges):
                 yield Mutant(path.relative_to(ROOT), name, occurrence)
 
 
-def _inert_lines(source: str) -> set[int]:
-    """Lines of imports, annotations, `raise` statements and `__all__`, whose mutants are equivalent or text."""
-    lines: set[int] = set()
+def _inert_ranges(source: str) -> list[tuple[Position, Position]]:
+    """Ranges whose mutants are equivalent or change only text or style: the lines of imports, annotations and `raise`
+    statements, and the arguments `_INERT_KEYWORDS`."""
+    ranges: list[tuple[Position, Position]] = []
     for node in ast.walk(ast.parse(source)):
-        inert: list[ast.AST | None] = []
+        inert: list[ast.expr | ast.stmt | None] = []
         if isinstance(node, ast.Import | ast.ImportFrom | ast.Raise):
             inert = [node]
         elif isinstance(node, ast.AnnAssign):
@@ -106,10 +111,10 @@ def _inert_lines(source: str) -> set[int]:
         elif isinstance(node, ast.FunctionDef):
             inert = [argument.annotation for argument in ast.walk(node.args) if isinstance(argument, ast.arg)]
             inert.append(node.returns)
-        for child in inert:
-            if child is not None and hasattr(child, "lineno"):
-                lines |= set(range(child.lineno, (child.end_lineno or child.lineno) + 1))
-    return lines
+        elif isinstance(node, ast.keyword) and node.arg in _INERT_KEYWORDS:
+            ranges.append(((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)))
+        ranges += [((child.lineno, 0), ((child.end_lineno or child.lineno) + 1, 0)) for child in inert if child]
+    return ranges
 
 
 def sample_mutants(package: str, count: int, seed: int) -> list[Mutant]:
