@@ -82,6 +82,15 @@ def test_pad_and_long_words(tokenizer: CtxElmoTokenizer) -> None:
     assert longer["input_ids"][-1] == [0] * 50
 
 
+def test_vocabulary_ids_and_unknown_words(tokenizer: CtxElmoTokenizer) -> None:
+    texts = ["the cat", "Zw\u00f6lf mat , the dog"]
+    (first_ids, no_words), (second_ids, unknown_words) = tokenizer.vocabulary_ids(texts)
+    assert tokenizer.convert_ids_to_tokens(first_ids.tolist()) == ["<S>", "the", "cat", "</S>"]
+    tokens = ["<S>", tokenizer.unk_token, "mat", tokenizer.unk_token, "the", tokenizer.unk_token, "</S>"]
+    assert tokenizer.convert_ids_to_tokens(second_ids.tolist()) == tokens
+    assert (no_words, unknown_words) == ([], ["Zw\u00f6lf", ",", "dog"])
+
+
 def test_truncation_and_windows(tokenizer: CtxElmoTokenizer) -> None:
     text = "the cat sat on the mat ."
     ids = tokenizer(text, truncation=True, max_length=4).input_ids
