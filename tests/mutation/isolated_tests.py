@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 
 # Imported before the fork, which saves five seconds per run.
 import datasets  # noqa: F401
@@ -127,6 +128,7 @@ def _run_tests(tree: Path, tests: Sequence[str], keyword: str, test_limit: int, 
     sys.path[:0] = [str(tree)]
     for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "hf_ctxmodels")]:
         del sys.modules[name]
+    sys.modules["__main__"] = ModuleType("__main__")  # or every process that a test starts would import the main script
     torch.set_num_threads(1)
     output, first_failure = io.StringIO(), _FirstFailure(test_limit)
     with redirect_stdout(output), redirect_stderr(output):
