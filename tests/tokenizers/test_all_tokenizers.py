@@ -56,6 +56,12 @@ def test_encode_ids_equals_tokenizer_call(trained):
     assert [ids.tolist() for ids in encode_ids(trained, texts)] == expected
 
 
+@pytest.mark.parametrize("family", ["gensen", "laser"])
+def test_target_words_of_joint_vocabulary(family):
+    tokenizer = FAMILIES[family].tokenizer.train(TEXTS, 400)
+    assert [tokenizer.convert_tokens_to_ids(word) for word in tokenizer.target_words] == list(range(len(tokenizer)))
+
+
 @pytest.mark.parametrize("texts", [[], [" \n", ""]], ids=["empty", "white space"])
 def test_training_without_text_raises(trained, texts):
     with pytest.raises(CtxError, match="No text to learn"):
