@@ -8,7 +8,7 @@ PACKAGE_TESTS: dict[str, tuple[str, ...]] = {
     "heads": ("tests/models/test_heads.py", "tests/layers", "tests/models"),
     "architectures": ("tests/architectures", "tests/models"),
     "models": ("tests/models", "tests/parity"),
-    "data": ("tests/data",),
+    "data": ("tests/data", "tests/downstream/tasks"),
     "objectives": ("tests/objectives",),
     "training": ("tests/training", "tests/downstream"),
     "downstream": ("tests/downstream", "tests/cli"),

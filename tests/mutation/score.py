@@ -125,31 +125,37 @@ def sample_mutants(package: str, count: int, seed: int) -> list[Mutant]:
     return [mutant for mutant, _ in zip(applicable, range(count))]
 
 
-def closest_tests(mutant: Mutant, tests: Sequence[str], tree: Path) -> list[str]:
-    """Files named after the mutated module, files that name it, for example in an import, and the package's tests."""
+def closest_tests(mutant: Mutant, tree: Path) -> list[str]:
+    """Files of tests that are named after the mutated module, and files that name it, for example in an import."""
     module = ".".join(mutant.path.with_suffix("").parts)
     files = sorted(file for file in tree.glob("tests/**/test_*.py") if "transformers_suite" not in file.parts)
     named = [file for file in files if mutant.path.stem in file.stem]
     importing = [file for file in files if module in file.read_text(encoding="utf-8")]
-    return [*dict.fromkeys(str(file.relative_to(tree)) for file in [*named, *importing]), *tests]
+    return [*dict.fromkeys(str(file.relative_to(tree)) for file in [*named, *importing])]
 
 
-def run_mutant(mutant: Mutant, tests: Sequence[str], tree: Path, time_limit: float) -> TestRun | None:
-    """Run the tests on a mutant until one fails; None after `time_limit` seconds.
+def run_mutant(mutant: Mutant, package_tests: Sequence[str], tree: Path, time_limit: float) -> TestRun | None:
+    """Run the closest tests, then the tests of the package, until one fails; None after `time_limit` seconds.
 
     Args:
         mutant: The mutant to run.
-        tests: The tests of its package.
+        package_tests: The tests of its package.
         tree: A scratch copy of the repository, in which the file is mutated and restored.
         time_limit: Seconds for all tests together.
     """
     file = tree / mutant.path
     source = file.read_text(encoding="utf-8")
+    start = time.perf_counter()
+    result: TestRun | None = None
     try:
         file.write_text(mutant.mutated_source() or source, encoding="utf-8")
-        return run_in_fork(tree, closest_tests(mutant, tests, tree), time_limit=time_limit)
+        for tests in filter(None, [closest_tests(mutant, tree), package_tests]):
+            result = run_in_fork(tree, tests, time_limit=max(0, start + time_limit - time.perf_counter()))
+            if result is None or result.failed_test:
+                break
     finally:
         file.write_text(source, encoding="utf-8")
+    return result
 
 
 def check_unmodified(tests: Sequence[str], tree: Path) -> None:
