@@ -106,8 +106,10 @@ def test_phrase_scores_match_gensim(min_count: int, thresholds: tuple[float, ...
 def test_phrase_score_formula() -> None:
     texts = ["New York, new york!", "a new York"]  # no bigram across the comma
     size = len({"new", "york", "a"}) + len({("new", "york"), ("a", "new")})
-    assert score_phrases(texts, min_count=1, threshold=0) == {("new", "york"): pytest.approx((3 - 1) / (3 * 3) * size)}
+    score = (3 - 1) / (3 * 3) * size
+    assert score_phrases(texts, min_count=1, threshold=0) == {("new", "york"): pytest.approx(score)}
     assert not score_phrases(texts, min_count=3, threshold=0)
+    assert not score_phrases(texts, min_count=1, threshold=score)
 
 
 @pytest.mark.parametrize(
