@@ -223,9 +223,10 @@ def test_invalid_checkpoints_raise(tmp_path: Path, capsys: pytest.CaptureFixture
     with pytest.raises(CtxError, match=r"(?s)no language is given.*en, fr"):
         build_translation_model(translation_checkpoint("v1"), "f")
     weights = fairseq_checkpoint(True, {})["model"]
-    for name in ("head.weight", "decoder.layers.0.fc3.weight"):
+    # the last one is no stack of the projections of queries, keys and values
+    for name in ("head.weight", "decoder.layers.0.fc3.weight", "decoder.layers.0.self_attn.in_proj_bias"):
         with pytest.raises(CtxError, match=rf"unknown weights: {name}"):
-            build_summarization_model({"model": weights | {name: torch.ones(1)}}, "f")
+            build_summarization_model({"model": weights | {name: torch.ones(4)}}, "f")
     files = {"other": {"a": torch.ones(1)}, "code": {"model": {}, "args": Path("x")}}
     for name, content in files.items():
         torch.save(content, tmp_path / name)
