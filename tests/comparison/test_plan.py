@@ -1,14 +1,15 @@
 """Plans: reading, errors, excluded families, digests."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from commands import save, tiny_pair
 
-from hf_ctxmodels import CtxError
+from hf_ctxmodels import CtxBertTokenizer, CtxError
 from hf_ctxmodels.comparison.measures import MeasuredCheckpoint, PretrainingLoss
-from hf_ctxmodels.comparison.plan import exclusion_reason, read_plan
+from hf_ctxmodels.comparison.plan import exclusion_reason, read_plan, tokenizer_class
 from hf_ctxmodels.comparison.results import Scores, contrast_tables, result_table, write_results
 from hf_ctxmodels.comparison.runner import Comparison, Record, measure_digest
 from hf_ctxmodels.comparison.sizing import RunSize, checkpoint_steps, measure_size
@@ -239,6 +240,18 @@ def test_families_share_tokenizers(folder):
     for variant in plan.variants:  # the ids of special tokens do not depend on the family
         shared_tokenizer = FAMILIES[variant.tokenizer_kind].tokenizer
         assert getattr(shared_tokenizer, "defaults", None) == getattr(variant.spec.tokenizer, "defaults", None)
+
+
+def test_overridden_training_makes_another_tokenizer():
+    class Renamed(CtxBertTokenizer):
+        pass
+
+    class Retrained(CtxBertTokenizer):
+        def train(self): ...
+
+    bert = FAMILIES["bert"]
+    assert tokenizer_class(replace(bert, tokenizer=Renamed)) is tokenizer_class(bert)
+    assert tokenizer_class(replace(bert, tokenizer=Retrained)) is Retrained
 
 
 def test_run_digest_depends_on_settings_and_data(folder):

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.comparison import processes
 from hf_ctxmodels.comparison.processes import TimeIsUpError, package_command, run_command
 
 
@@ -15,6 +16,12 @@ def test_command_cost(tmp_path):
     assert (tmp_path / "logs" / "log").read_text() == "60000000\n"
     assert cost.seconds >= 0.3
     assert 60e6 < cost.peak_bytes < 1e9
+
+
+def test_memory_without_proc_is_resource_usage(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_peak_bytes", lambda pid: 0)
+    cost = run_command([sys.executable, "-c", "block = bytearray(60_000_000)"], tmp_path / "log")
+    assert cost.peak_bytes > 60e6
 
 
 def test_failed_command_raises(tmp_path):
