@@ -4,18 +4,24 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from forked import run_forked
 
+from hf_ctxmodels import CtxBertTokenizer
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.data.demo_corpus import rated_stories, rated_words
+from hf_ctxmodels.demo import masked_words, plots, word_vectors
 from hf_ctxmodels.demo.demo_runner import RECORD_FILE, DemoRunner, Result
 from hf_ctxmodels.demo.masked_words import BigramModel
 from hf_ctxmodels.demo.plots import plot_learning_curve, plot_word_map
 from hf_ctxmodels.demo.word_vectors import ppmi
+from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
 
 OUTPUT_NAMES = ["tokenizer", "bert"]
 
@@ -50,6 +56,33 @@ def test_ppmi_of_counts() -> None:
     assert information[2].tolist() == [0, 0]
 
 
+def test_cooccurrences_in_windows_of_five_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [["a b c d", "e f g a"], ["b b a"]]
+    monkeypatch.setattr(word_vectors, "demo_documents", lambda: documents)
+    monkeypatch.setattr(word_vectors, "_MAX_CONTEXTS", 3)
+    tokenizer = CtxWordTokenizer.train([" ".join(document) for document in documents], 20, min_count=1)
+    vocabulary = ["a", "b", "c", "d", "g"]
+    expected = np.zeros((5, 3))
+    for document in documents:
+        words = " ".join(document).split()
+        for first, second in permutations(range(len(words)), 2):
+            if abs(first - second) <= 5 and words[first] in vocabulary and words[second] in vocabulary[:3]:
+                expected[vocabulary.index(words[first]), vocabulary.index(words[second])] += 1
+    assert word_vectors.cooccurrences(tokenizer, vocabulary).tolist() == expected.tolist()
+
+
+def test_heldout_losses_of_periodic_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token is determined by its neighbors: the loss of bigrams is almost zero, of unigrams log 4."""
+    (tmp_path / "text.txt").write_text("\n\n".join(["one two three four " * 20] * 200))
+    documents = load_documents(str(tmp_path / "text.txt"))
+    monkeypatch.setattr(masked_words, "load_documents", lambda name: documents)
+    tokenizer = CtxBertTokenizer.train(["one two three four"] * 9, 100)
+    loss, baselines = masked_words.heldout_losses(lambda **batch: SimpleNamespace(loss=2.5), tokenizer)
+    assert loss == pytest.approx(2.5)
+    assert baselines["unigrams"] == pytest.approx(np.log(4), abs=0.05)
+    assert 0 < baselines["bigrams"] < 0.1
+
+
 def test_result_text_compares_with_baselines() -> None:
     for value, baselines, lower_is_better, text in (
         (0.7, {"a": 0.5, "b": 0.6}, False, " beats 0.500 a, 0.600 b"),
@@ -81,6 +114,19 @@ def test_plots_are_png_files(tmp_path: Path) -> None:
     plot_word_map(words, ["a", "b", "c", "d"], ["x", "x", "y", "y"], "title", tmp_path / "map.png")
     for name in ("curve.png", "map.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_word_map_of_separate_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The axes name their shares of the variance; a label with enough room is to the upper right of its point."""
+    pytest.importorskip("matplotlib", reason="the pictures need matplotlib (extra `demo`)")
+    figures, create_figure = [], plots._figure
+    monkeypatch.setattr(plots, "_figure", lambda *arguments: figures.append(create_figure(*arguments)) or figures[-1])
+    corners = np.array([[0.0, 0, 1], [3, 0, 1], [0, 1, 1], [3, 1, 1]])
+    plot_word_map(corners, ["a", "b", "c", "d"], ["x", "x", "y", "y"], "title", tmp_path / "map.png")
+    ((_, axes),) = figures
+    assert axes.get_xlabel() == "first principal component (90% of the variance)"
+    assert axes.get_ylabel() == "second principal component (10%)"
+    assert [(label.get_text(), label.xyann) for label in axes.texts] == [(word, (4, 4)) for word in "abcd"]
 
 
 def test_stages_are_reused_and_resumed(tmp_path: Path, monkeypatch) -> None:
