@@ -117,6 +117,8 @@ def test_sentence_distance_targets(tokenizer):
     assert {tuple(map(len, split_segments(row))) for row in cut} <= {(9, 4), (7, 6), (4, 9), (6, 7)}, (
         "sentences are cut"
     )
+    _, single_document_rows = rows_of(tokenizer, numbered_documents([[3] * 5])[0], "sentence_distance", passes=8)
+    assert {row["target"] for row in single_document_rows} == {0, 1}, "there is no other document"
     batch = objective.collate(with_index(rows))
     rates = objective.rates(objective.count_batch(batch))
     assert [rates[f"sentence_distance_{k}_share"] for k in range(3)] == pytest.approx(
