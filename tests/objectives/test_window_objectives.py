@@ -146,17 +146,18 @@ def test_subsampling_probabilities() -> None:
 
 
 class TestTree:
-    def test_code_is_optimal(self) -> None:
-        counts = np.array([0, 0, *COUNTS], dtype=float)
+    @pytest.mark.parametrize("word_counts", [COUNTS, [1] * 4, [1] * 7, [1, 2, 4, 8, 16]], ids=str)
+    def test_code_is_optimal(self, word_counts: list[int]) -> None:
+        counts = np.array([0, 0, *word_counts], dtype=float)
         tree = HuffmanTree(counts)
         lengths = (tree.paths >= 0).sum(1)
         assert lengths[:2].tolist() == [0, 0]
         assert (0.5 ** lengths[2:]).sum() == 1  # a complete prefix code (Kraft equality)
         codes = {tuple(zip(path[path >= 0], code)) for path, code in zip(tree.paths[2:], tree.codes[2:])}
-        assert len(codes) == len(COUNTS)
+        assert len(codes) == len(word_counts)
         assert len(set(tree.paths[2:, 0])) == 1, "every path begins at the root"
-        assert sorted(set(tree.paths[tree.paths >= 0])) == list(range(len(COUNTS) - 1))
-        heap = list(COUNTS)
+        assert sorted(set(tree.paths[tree.paths >= 0])) == list(range(len(word_counts) - 1))
+        heap = list(word_counts)
         heapq.heapify(heap)
         optimal_length = 0
         while len(heap) > 1:
