@@ -149,6 +149,9 @@ def test_invalid_guidance_and_answers_raise(decoder: Any, classifier: Any, tmp_p
     model, tokenizer = decoder
     with pytest.raises(CtxError, match=r"no label 'tame'[\s\S]*calm, wild, odd"):
         ClassifierGuidance(tokenizer, *classifier, "tame")
+    for name, number in (("num_candidates", -1), ("batch_size", 0)):
+        with pytest.raises(CtxError, match=f"{name}={number} is out of range"):
+            ClassifierGuidance(tokenizer, *classifier, "wild", **{name: number})
     regression, bert_tokenizer = tiny_pair("bert", "AutoModelForSequenceClassification", TEXTS)
     regression.config.problem_type = "regression"
     with pytest.raises(CtxError, match="predicts a number"):

@@ -1,15 +1,38 @@
-"""Export to a full disk; `tests/test_export.py` tests exported models."""
+"""Example batches, packages and full disks; `tests/test_export.py` tests exported models."""
 
 import resource
 from pathlib import Path
 
 import pytest
 import torch
+from commands import tiny_pair
 from zoo import Case
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.inference.exporting import export_model
+from hf_ctxmodels.inference import exporting
+from hf_ctxmodels.inference.exporting import example_batches, export_model
 from hf_ctxmodels.registry import FAMILIES
+
+
+def test_only_whole_encoder_decoders_have_decoder_inputs() -> None:
+    """Encoders, and the encoder of an encoder-decoder, have none."""
+    for family, auto_class, part, expected in (
+        ("t5", "AutoModelForSeq2SeqLM", "model", True),
+        ("t5", "AutoModelForSeq2SeqLM", "decoder", True),
+        ("t5", "AutoModelForSeq2SeqLM", "encoder", False),
+        ("bert", "AutoModel", "model", False),
+    ):
+        model, tokenizer = tiny_pair(family, auto_class, ["the cat sat on the mat"])
+        for batch in example_batches(tokenizer, model, part):
+            assert ("decoder_input_ids" in batch) == expected, (family, part)
+
+
+def test_packages_of_each_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    packages: list[tuple[str, ...]] = []
+    monkeypatch.setattr(exporting, "require_packages", lambda *names, **_: packages.append(names))
+    for format, file in (("torch", "a.pt2"), ("onnx", "a.onnx"), ("openvino", "a.xml")):
+        exporting.check_export_file(file, format)
+    assert packages == [("onnx", "onnxscript", "onnxruntime"), ("onnx", "onnxscript", "openvino")]
 
 
 @pytest.mark.parametrize(

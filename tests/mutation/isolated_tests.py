@@ -26,7 +26,7 @@ from torch.utils import data  # noqa: F401
 from transformers import AutoModelForSeq2SeqLM, LogitsProcessorList, Trainer  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
-TEST_LIMIT = 180  # seconds, with fixtures; tests that are not `slow` take about 4 s
+TEST_LIMIT = 120  # seconds, with fixtures; tests that are not `slow` take about 4 s
 _COMPLETED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
