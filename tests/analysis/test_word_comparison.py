@@ -123,6 +123,7 @@ def test_compare_command_and_report(tmp_path: Path):
     assert "pseudo-log-likelihood" in output
     result = AnalysisResult.load(tmp_path / "analyses" / "compare.json")
     assert [figure.name for figure in result.figures] == ["words", "text-1", "text-2"]
+    assert (result.figures[0].x_label, result.figures[0].y_label) == ("log P, gpt2", "log P, bert")
     assert "differ in kind" in result.tables[0].note
     texts = result.values["texts"]
     assert [text["text"] for text in texts] == TEXTS

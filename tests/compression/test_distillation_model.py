@@ -21,6 +21,7 @@ from hf_ctxmodels import (
     CtxBertForQuestionAnswering,
     CtxBertForSequenceClassification,
     CtxBertModel,
+    CtxBertTokenizer,
 )
 from hf_ctxmodels.compression.distillation import (
     CosineLoss,
@@ -32,6 +33,7 @@ from hf_ctxmodels.compression.distillation import (
     SoftTargetLoss,
     copy_layers,
 )
+from hf_ctxmodels.compression.distillation.distillation_setup import Teacher
 from hf_ctxmodels.compression.distillation.model import PROJECTIONS_FILE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import read_json
@@ -134,6 +136,15 @@ def test_trainer_trains_saves_and_resumes_student(tmp_path):
     assert resumed_model.load_projections(checkpoint)
     trainer(resumed_model, "plain", optim="adamw_torch").train(resume_from_checkpoint=str(checkpoint))
     assert have_same_weights(resumed_model, adamw_model)
+
+
+def test_teacher_has_the_same_tokens():
+    """Tokens, ids and normalization are compared."""
+    words, others = ["The old cat sat"] * 9, ["a new dog ran"] * 9
+    teacher = Teacher("", CtxBertConfig(), CtxBertTokenizer.train(words, 60))
+    assert teacher.has_same_tokens(CtxBertTokenizer.train(words, 60))
+    assert not teacher.has_same_tokens(CtxBertTokenizer.train(others, 60))
+    assert not teacher.has_same_tokens(CtxBertTokenizer(vocab=teacher.tokenizer.get_vocab(), do_lower_case=False))
 
 
 def test_evaluation_loss_and_separate_teacher_inputs():

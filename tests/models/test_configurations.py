@@ -14,6 +14,7 @@ INVALID: list[tuple[str, dict[str, Any], str]] = [
     ("albert", {"inner_group_num": 0}, "inner_group_num=0"),
     ("albert", {"num_attention_heads": 7}, "num_attention_heads=7"),
     *((name, {"num_hidden_layers": 0}, "num_hidden_layers=0") for name in ("bert", "gpt2", "xlnet")),
+    ("bert", {"num_hidden_layers": 10_001}, "num_hidden_layers=10001 must be between 1 and 10,000"),
     ("cvt", {"views": ["sideways"]}, "sideways"),
     ("cvt", {"view_weight": -1.0}, "view_weight"),
     ("cvt", {"tasks": {"pos": ["a"]}}, "two or more labels"),

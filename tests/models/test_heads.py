@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from zoo import CASES, HEADS, Case, as_subtests, assert_close, make_batch, make_targets
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.heads import next_token_targets
 from hf_ctxmodels.registry import FAMILIES
 
 PRETRAINING_CASES = [case for case in CASES if "mlm_loss" in getattr(case.model_class, "loss_terms", ())]
@@ -41,6 +42,10 @@ def test_padding_choices_are_excluded(case: Case) -> None:
     assert not gradient[mask == 0].any()
     with pytest.raises(CtxError, match="choice_mask is"):
         model(**batch, choice_mask=mask[:, :1])
+    with pytest.raises(CtxError, match=r"attention_mask is .*expected \(batch, choices, ...\)"):
+        model(**batch | {"attention_mask": mask})
+    input_ids = batch.pop("input_ids")
+    assert_close(model(**batch, inputs_embeds=model.get_input_embeddings()(input_ids)).logits, logits)
 
 
 @as_subtests([case for case in HEADS if case.auto_name.endswith(("Classification", "QuestionAnswering"))])
@@ -53,6 +58,15 @@ def test_task_type_ids_without_embeddings_raise() -> None:
     batch = make_batch(BERT)
     with pytest.raises(CtxError, match="CtxBertModel has no embeddings of task_type_ids"):
         BERT.model()(**batch, task_type_ids=torch.zeros_like(batch["input_ids"]))
+
+
+def test_next_tokens_of_packed_sequences() -> None:
+    """The last token of a sequence, in reading order, and padding have no target."""
+    labels, sequences = torch.tensor([[5, 6, 7, 8, 9, 0]]), torch.tensor([[1, 1, 2, 2, 2, 0]])
+    assert next_token_targets(labels, 6, None, sequences).tolist() == [[6, -100, 8, 9, -100, -100]]
+    assert next_token_targets(labels, 6, sequences != 0, None).tolist() == [[6, 7, 8, 9, 0, -100]]
+    assert next_token_targets(labels, 6, None, sequences, backward=True).tolist() == [[-100, 5, -100, 7, 8, -100]]
+    assert next_token_targets(labels, 5, None, None).tolist() == [[6, 7, 8, 9, 0]]
 
 
 def test_next_sentence_targets() -> None:

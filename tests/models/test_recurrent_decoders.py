@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from zoo import Case, make_batch, make_targets
 
+from hf_ctxmodels import CtxError
 from hf_ctxmodels.registry import FAMILIES
 
 CASES = {
@@ -85,3 +86,10 @@ def test_beam_search_is_independent_of_cache_and_batch(case: Case) -> None:
     row_inputs = {name: value[1:2, :3] if value.dim() > 1 else value[1:2] for name, value in inputs.items()}
     row_output = model.generate(**row_inputs, **options)[0]
     assert torch.equal(row_output, expected[1, : len(row_output)])
+
+
+@pytest.mark.parametrize("name", ["decoder_attention_mask", "decoder_inputs_embeds"])
+def test_unsupported_decoder_inputs_raise(case: Case, name: str) -> None:
+    inputs = generation_inputs(case) | {"decoder_input_ids": torch.ones(3, 2, dtype=torch.long)}
+    with pytest.raises(CtxError, match=f"does not support {name}"):
+        case.model()(**inputs, **{name: torch.ones(3, 2)})
