@@ -14,7 +14,7 @@ PACKAGE_TESTS: dict[str, tuple[str, ...]] = {
     "downstream": ("tests/downstream", "tests/cli"),
     "compression": ("tests/compression", "tests/ecosystem"),
     "evaluation": ("tests/evaluation", "tests/cli"),
-    "inference": ("tests/inference", "tests/models", "tests/cli"),
+    "inference": ("tests/inference", "tests/test_export.py", "tests/models", "tests/cli"),
     "conversion": ("tests/conversion", "tests/parity"),
     "analysis": ("tests/analysis",),
     "hub": ("tests/hub",),

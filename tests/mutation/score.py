@@ -129,7 +129,7 @@ def closest_tests(mutant: Mutant, tree: Path) -> list[str]:
     """Files of tests that are named after the mutated module, and files that name it, for example in an import."""
     module = ".".join(mutant.path.with_suffix("").parts)
     files = sorted(file for file in tree.glob("tests/**/test_*.py") if "transformers_suite" not in file.parts)
-    named = [file for file in files if mutant.path.stem in file.stem]
+    named = [file for file in files if mutant.path.stem.removesuffix("s") in file.stem]
     importing = [file for file in files if module in file.read_text(encoding="utf-8")]
     return [*dict.fromkeys(str(file.relative_to(tree)) for file in [*named, *importing])]
 
