@@ -11,9 +11,11 @@ import os
 import resource
 import shutil
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import DistributedType
 from training_runs import arguments, new_model, run, stop_after
 
 from hf_ctxmodels import CtxError
@@ -29,7 +31,7 @@ from hf_ctxmodels.training.checkpoint_files import (
     move_files,
 )
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
-from hf_ctxmodels.training.training_state import FLAGS_THAT_MAY_CHANGE
+from hf_ctxmodels.training.training_state import FLAGS_THAT_MAY_CHANGE, run_identity
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -213,6 +215,19 @@ def test_resume_with_different_model_raises(workspace, pretraining_setup, stoppe
     ):
         with pytest.raises(CtxError, match=message):
             run(model, changed_problem, arguments(directory, resume=True, **flags))
+
+
+@pytest.mark.parametrize("kind", ["NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED"])
+def test_only_deepspeed_changes_the_identity_of_a_run(workspace, tmp_path, kind):
+    """Checkpoints of DeepSpeed have their own format; other kinds of parallelism continue each other's runs."""
+    model, options = new_model(workspace), arguments(tmp_path)
+    process, other = (
+        SimpleNamespace(distributed_type=DistributedType[name], num_processes=1, mixed_precision="no")
+        for name in (kind, "MULTI_GPU")
+    )
+    identity = run_identity(options, process, 10, model)
+    assert identity["deepspeed"] == (kind == "DEEPSPEED")
+    assert (identity == run_identity(options, other, 10, model)) == (kind != "DEEPSPEED")
 
 
 def test_resume_with_changeable_flags(workspace, pretraining_setup, stopped_run, tmp_path):
