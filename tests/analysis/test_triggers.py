@@ -21,7 +21,7 @@ from hf_ctxmodels.analysis.triggers.attacks import (
     measure_triggers,
 )
 from hf_ctxmodels.analysis.triggers.search import TriggerOptions
-from hf_ctxmodels.cli.analyze_triggers import TriggerArguments, open_attacks
+from hf_ctxmodels.cli.analyze_triggers import TriggerArguments, open_attacks, read_examples
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.downstream.tasks import QuestionAnswering, SequenceClassification, TaskArguments
 from hf_ctxmodels.downstream.tasks.question_answering import Question
@@ -153,6 +153,21 @@ def test_class_words_and_errors() -> None:
     attack.task.arguments.max_length = 4
     with pytest.raises(CtxError, match="do not contain the 3 tokens"):
         attack.search(examples, TriggerOptions(), [])
+
+
+def test_questions_with_a_question_word(tmp_path: Path) -> None:
+    entries = [{"id": text, "question": text, "answers": []} for text in ("When?", "Who ran?", "who sat?", "A who")]
+    data = {"data": [{"paragraphs": [{"context": "Two dogs ran.", "qas": entries}]}]}
+    (tmp_path / "dev.json").write_text(json.dumps(data))
+    attack, _ = make_attack("bert", "AutoModelForQuestionAnswering")
+    for word, questions in (("Who", ["Who ran?", "who sat?"]), (None, ["When?", "Who ran?", "who sat?", "A who"])):
+        arguments = TriggerArguments(
+            model=[], validation_file=str(tmp_path / "dev.json"), output_dir="", question_word=word
+        )
+        groups, _ = read_examples(arguments, attack.task.arguments, attack)
+        assert {name: [item.question for item in items] for name, items in groups.items()} == {
+            (word or "all").lower(): questions
+        }
 
 
 def test_outcomes_and_reused_triggers() -> None:

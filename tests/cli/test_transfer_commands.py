@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ import torch
 from commands import command_output, flag_list, run_in_two_processes, save, tiny_pair
 from entities import NAMES, PLACES, VERBS, save_tiny_bert, tagged_sentences, write_wikiann
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer, BertConfig
 from zoo import Case, tiny_config
 
 from hf_ctxmodels import CtxElmoTokenizer, CtxError
 from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
+from hf_ctxmodels.cli.transfer import language_directories
 from hf_ctxmodels.data.text_files import read_text
 from hf_ctxmodels.downstream.adapters import add_adapter, save_adapter
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
@@ -264,6 +266,14 @@ def test_transfer_table(data: Path, tmp_path: Path, frozen: bool) -> None:
     before, after = AutoModel.from_pretrained(encoder).state_dict(), model.base_model.state_dict()
     is_unchanged = [torch.equal(before[name], value) for name, value in after.items() if "pooler" not in name]
     assert all(is_unchanged) == frozen
+
+
+@pytest.mark.parametrize("language", ["de", "zh"])
+def test_every_test_language_has_embeddings(language: str) -> None:
+    """The training language keeps the embeddings of the model."""
+    arguments = SimpleNamespace(language_adapters=None, language_embeddings="sw=directory")
+    with pytest.raises(CtxError, match=f"no checkpoint with embeddings of the language '{language}'"):
+        language_directories(arguments, BertConfig(), ["en", "sw", language])
 
 
 def test_transfer_with_language_embeddings(data: Path, tmp_path: Path) -> None:

@@ -276,9 +276,11 @@ def test_dpr_marks_pronoun_and_validates_blocks(tmp_path):
     file.write_text("The bee saw Itta, it left.\nit\nThe bee,Itta\nthe bee\n\n")
     (example,) = PACKAGED["dpr"].read(file)
     assert (example.input, example.target) == ("wsc: The bee saw Itta, *it* left.", "The bee")
-    file.write_text("The bee left.\nit\nThe bee\nThe bee\n")
-    with pytest.raises(CtxError, match="two candidates"):
+    with file.open("a") as blocks:
+        blocks.write("The bee left.\nit\nThe bee\nThe bee\n")
+    with pytest.raises(CtxError, match="two candidates") as error:
         PACKAGED["dpr"].read(file)
+    assert error.value.location == f"{file}:6"
 
 
 def test_deca_score_adds_percentages():
