@@ -20,6 +20,7 @@ INVALID: list[tuple[str, dict[str, Any], str]] = [
     ("cvt", {"tasks": {"pos": ["a"]}}, "two or more labels"),
     ("cvt", {"hard_target_beams": 0}, "hard_target_beams=0"),
     ("cvt", {"pretrained_embeddings": "x", "pretrained_embedding_size": 64, "hidden_size": 64}, "must be below"),
+    ("elmo", {"num_characters": 262, "num_languages": 261}, "num_languages=261 must be less than"),
     ("ernie", {"pretraining_tasks": {"spelling": 2}}, "unknown task 'spelling'"),
     ("ernie", {"pretraining_tasks": {"query_title": 1}}, "1 classes for"),
     ("gensen", {"hidden_size": 7}, "must be even"),

@@ -159,3 +159,11 @@ class TestLanguageModels:
         assert torch.equal(before.source_lm_loss, after.source_lm_loss)
         assert torch.equal(before.target_lm_loss, after.target_lm_loss)
         assert before.translation_loss != after.translation_loss
+
+
+def test_encoder_alone_is_a_language_model_encoder() -> None:
+    """It returns the inputs of a decoder only as part of the sequence-to-sequence model, and takes packed rows."""
+    case = Case(FAMILIES["lmseq2seq"], "AutoModel")
+    batch = make_batch(case)
+    outputs = case.model()(**batch, sequence_ids=torch.ones_like(batch["input_ids"]))
+    assert not {"memory", "final", "hidden_states", "past_key_values"} & {*outputs}

@@ -66,6 +66,18 @@ def test_caches_of_keys_and_values_raise(case: Case) -> None:
                 model.generate(batch["input_ids"], max_new_tokens=2, **{name: cache})
 
 
+def test_generation_recomputes_two_tokens() -> None:
+    """As in transformers: the inputs of a step are the last two tokens and the unknown next one."""
+    (case,) = [case for case in XLNET_CASES if case.auto_name == "AutoModelForCausalLM"]
+    model, ids = case.model(), torch.arange(5, 15).view(2, 5)
+    inputs = model.prepare_inputs_for_generation(ids, attention_mask=torch.ones_like(ids))
+    assert inputs["input_ids"].tolist() == [[5, 6, 7, 8, 9, 0], [10, 11, 12, 13, 14, 0]]
+    inputs = model.prepare_inputs_for_generation(ids, [torch.zeros(2, 5, WIDTH)], torch.ones_like(ids))
+    assert inputs["input_ids"].tolist() == [[8, 9, 0], [13, 14, 0]]
+    assert inputs["attention_mask"].shape == (2, 3)
+    assert [memory.shape for memory in inputs["mems"]] == [(2, 3, WIDTH)]
+
+
 @pytest.mark.parametrize("case", TASK_CASES, ids=str)
 def test_memory_of_task_heads(case: Case) -> None:
     """Memory is returned on request, equals the encoder's memory, and changes outputs of the next segment."""
