@@ -69,6 +69,19 @@ def test_line_chart_gaps():
     assert [[path.count("L") for path in paths] for paths in areas] == [[1, 1], [3]]
 
 
+@pytest.mark.parametrize(("size", "has_markers"), [(60, True), (61, False)])
+def test_long_curves_have_no_markers(size, has_markers):
+    svg = LineChart("line", "Curve", list(range(size)), {"a": [0.5] * size}).svg()
+    assert svg.count("<title>a, ") == (size if has_markers else 0)
+
+
+def test_arcs_that_differ_from_the_gold_tree_are_dashed():
+    gold, predicted = [(-1, 0, "root"), (0, 1, "a"), (0, 2, "b")], [(-1, 0, ""), (0, 1, ""), (1, 2, "")]
+    svg = ArcDiagram("arcs", "Tree", ["x", "y", "z"], gold, predicted).svg()
+    assert re.findall(r'stroke-dasharray="5 3"', svg) == ['stroke-dasharray="5 3"'], "one arc is different"
+    assert "2 of 3 as above; others dashed" in svg
+
+
 def test_dot_plot_axes():
     rows = [[0.1, 0.2], [], [0.4]]
     panels = {"linear": {"a": rows}, "log": {"a": [[1], [10], [100]], "b": [[], [1000], []]}}
@@ -160,3 +173,9 @@ def test_overlapping_arcs_differ_in_height():
 def test_invalid_data_raises(make_figure, message):
     with pytest.raises(ValueError, match=message):
         make_figure()
+
+
+@pytest.mark.parametrize("values", [[-5.0, 1.0], [-3.0, -2.0], [0.5, 4.0]])
+def test_scale_without_padding_ends_at_extreme_values(values: list[float]) -> None:
+    scale = Scale(values, 10, 90, pad=False)
+    assert [scale(value) for value in values] == pytest.approx([10, 90])

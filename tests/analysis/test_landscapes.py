@@ -207,6 +207,7 @@ def test_language_modeling_loss(tmp_path):
         str(save(tmp_path / "other", masked_lm, tokenizer)), str(tmp_path / "text.txt"), max_length=16
     )
     assert at_end["loss"] == pytest.approx(tuned_loss.evaluate()["loss"], rel=1e-5)
-    wide_encoder, _ = tiny_pair("bert", "AutoModel", TEXTS, hidden_size=48)
-    with pytest.raises(CtxError, match="another architecture"):
-        checkpoint_weights(loss, save(tmp_path / "wide", wide_encoder, tokenizer))
+    for fields, problem in (({"hidden_size": 48}, "differs in shape"), ({"num_hidden_layers": 1}, "is missing")):
+        other_encoder, _ = tiny_pair("bert", "AutoModel", TEXTS, **fields)
+        with pytest.raises(CtxError, match=f"another architecture: .* {problem}"):
+            checkpoint_weights(loss, save(tmp_path / problem, other_encoder, tokenizer))

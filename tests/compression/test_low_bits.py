@@ -237,6 +237,19 @@ RECURRENT_SCALE = "layers.0.parametrizations.state_weight.original1"
 PACKED, STEP = "layers.0.feed_forward.up_proj.packed", "layers.0.feed_forward.up_proj.step"
 
 
+def test_sizes_of_saved_models_are_printed(tmp_path: Path, tokenizer: Any, capsys: pytest.CaptureFixture) -> None:
+    """The trained weights in float32 are in the output directory, the packed ones in its folder `quantized`."""
+    model, options = BERT.model(), LowBitsArguments("q-bert:bits=4")
+    accelerator = Accelerator(cpu=True)
+    model.save_pretrained(tmp_path)
+    options.start(model, [], None, 2, accelerator)
+    options.save(model, tokenizer, str(tmp_path), accelerator)
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in (tmp_path / "quantized", tmp_path)]
+    assert sizes[0] < sizes[1]
+    packed, full = (f"{size / 1e6:.1f} MB" for size in sizes)
+    assert f"quantized: {packed}, in float32 {full}" in "".join(capsys.readouterr())
+
+
 def save_quantized(folder: Path, family: str, method: str = "int8") -> dict[str, Tensor]:
     """Save a quantized encoder and return the tensors of its file."""
     model = Case(FAMILIES[family], "AutoModel").model()
