@@ -72,10 +72,17 @@ class Mutant:
     occurrence: int
 
     def mutated_source(self) -> str | None:
-        """Source of the mutated file; None if the mutation does not apply."""
-        return mutate_code(
-            (ROOT / self.path).read_text(encoding="utf-8"), get_operator(self.operator)(), self.occurrence
-        )
+        """Source of the mutated file; None if the mutation does not apply, is no valid Python, or replaces the `*`
+        before keyword-only parameters, which is no multiplication."""
+        original = (ROOT / self.path).read_text(encoding="utf-8")
+        source = mutate_code(original, get_operator(self.operator)(), self.occurrence)
+        if source is None or source.count(" /,\n") > original.count(" /,\n"):
+            return None
+        try:
+            ast.parse(source)
+        except SyntaxError:
+            return None
+        return source
 
     def diff(self) -> str:
         """Unified diff of the mutation, without context."""
