@@ -452,6 +452,8 @@ def _convert_option(value: Any, option: Any, location: str, folder: Path) -> Any
     if option.type in (DataFile, list[DataFile]):
         values: Sequence[str] = value if isinstance(value, list) else [value]
         paths = [path for text in values for path in _existing_files(text, folder, location)]
+        if option.type == DataFile and len(paths) > 1:
+            raise CtxError(f"{option.name}: {len(paths)} files, expected 1.", location=location, hint="name one file.")
         return paths if option.type == list[DataFile] else paths[0]
     if isinstance(value, list):
         return list(map(str, value))

@@ -84,6 +84,11 @@ def test_runs_are_ordered_by_seed(folder):
             "kind: pretraining, text: pairs.txt, options: a",
             "options 'a' are not a map",
         ),
+        (
+            "kind: pairs, files: pairs*.txt",
+            "kind: finetune, train_file: [pairs.txt, text.txt], validation_file: pairs.txt",
+            "train_file: 2 files, expected 1",
+        ),
         ("files: pairs*.txt", "files: pairs.txt, max_pairs: many", "max_pairs: invalid"),
         ("files: pairs*.txt", "files: pairs.txt, pairs: 3", "no option 'pairs'"),
         ("{words: 1000}", "{steps: 1000}", "Unknown key 'steps' in the budget.*flops, minutes, words"),
