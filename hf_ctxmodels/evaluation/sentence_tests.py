@@ -136,8 +136,8 @@ def _correlation(predictions: list[float], ratings: list[float]) -> SentenceSimi
 
 
 def classification(encode: Encode, train: LabeledTexts, test: LabeledTexts, seed: int = 0) -> Probe:
-    """Train and test a logistic regression on the vectors of the single sentences of `read_labeled_splits`, or on
-    |u - v| and u * v of pairs; `seed` of the split that chooses the penalty."""
+    """Train and test a logistic regression on the vectors of the single sentences of `read_labeled_splits`, or on the
+    absolute difference and the product of the vectors of pairs; `seed` of the split that chooses the penalty."""
     (train_texts, labels), (test_texts, test_labels) = train, test
     features, test_features = (pair_features(*_encode_columns(encode, texts)) for texts in (train_texts, test_texts))
     return probe(features, labels, test_features, test_labels, seed=seed)
