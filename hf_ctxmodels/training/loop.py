@@ -227,6 +227,8 @@ class TrainingLoop:
             enable_gradient_checkpointing(model)
         if arguments.compile:
             model.compile()
+        if accelerator.distributed_type == DistributedType.DEEPSPEED:
+            _configure_deepspeed(accelerator, arguments)
         self.prepared_model, prepared_optimizer = accelerator.prepare(model, optimizer)
         self.averaging: Averaging | None = None
         if isinstance(optimizer, torch.optim.ASGD):
@@ -439,3 +441,17 @@ def retain_freed_memory() -> Iterator[None]:
         libc.mallopt(_MMAP_THRESHOLD, _ADJUSTED_MMAP)
         libc.mallopt(_TRIM_THRESHOLD, 2 * _ADJUSTED_MMAP)
         libc.malloc_trim(0)
+
+
+def _configure_deepspeed(accelerator: Accelerator, arguments: LoopArguments) -> None:
+    """Pass the arguments to DeepSpeed, whose engine clips the gradients and updates the weights in the backward pass;
+    raises CtxError for a learning rate that depends on the targets of a step."""
+    if arguments.lr_reference_targets:
+        raise CtxError(
+            "DeepSpeed does not support a learning rate that is scaled by the number of targets.",
+            location=f"--lr_reference_targets {arguments.lr_reference_targets:g}",
+            hint="omit it, or use FSDP, as in fsdp2.yaml.",
+        )
+    config = accelerator.state.deepspeed_plugin.deepspeed_config
+    config["train_micro_batch_size_per_gpu"] = arguments.per_device_batch_size  # accelerate reads it from a data loader
+    config["gradient_clipping"] = arguments.max_grad_norm

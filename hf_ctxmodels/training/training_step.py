@@ -389,6 +389,8 @@ class TrainingStep:
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         if not any(parameter.grad.is_sparse for parameter in parameters):  # type: ignore[union-attr]
             norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.max_grad_norm or math.inf)
+            if isinstance(norm, float):  # of DeepSpeed, whose engine has clipped the gradients and updated the weights
+                norm = torch.tensor(norm, device=self.accelerator.device)
             return norm.full_tensor() if hasattr(norm, "full_tensor") else norm.detach()
         gradients = []
         for parameter in parameters:

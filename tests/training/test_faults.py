@@ -197,6 +197,56 @@ def test_two_processes_equal_one_process(request, tmp_path, name, config):
         assert (weight - actual[name]).abs().max() < 1e-5, name
 
 
+# DeepSpeed ZeRO stage 2 on a CPU, which accelerate allows only on accelerators.
+DEEPSPEED_ON_CPU = """
+import accelerate, torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+PartialState._prepare_backend = lambda *args, **options: ("gloo", DistributedType.MULTI_HPU)
+PartialState.set_device = lambda state: setattr(state, "device", torch.device("cpu"))
+initialize = accelerate.Accelerator.__init__
+accelerate.Accelerator.__init__ = lambda self, **options: initialize(self, **options | {"cpu": False})
+from hf_ctxmodels.cli import pretrain
+from hf_ctxmodels.core.console import run_script
+run_script(pretrain.main)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_deepspeed_equals_one_process(workspace, tmp_path, micro_batches):
+    """Also after it was stopped and resumed. The engine updates the weights in the backward pass."""
+    pytest.importorskip("deepspeed")
+    one, two, script = tmp_path / "one", tmp_path / "two", tmp_path / "pretrain.py"
+    script.write_text(DEEPSPEED_ON_CPU)
+    shared = ["--gradient_accumulation_steps", micro_batches, "--max_grad_norm", 0.5]
+    flags = workspace.flags(one, *shared, "--per_device_batch_size", 4, "--max_steps", 8, config="exact.json")
+    code, errors = workspace.pretrain(*flags)
+    assert code == 0, errors
+    settings = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2", "DS_ACCELERATOR": "cpu"}
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2, script)
+    flags = workspace.flags(two, *shared, "--per_device_batch_size", 2, config="exact.json")
+
+    def train(*steps: object) -> tuple[int, str]:
+        environment = settings | {"ACCELERATE_MIXED_PRECISION": "no", "OMP_NUM_THREADS": "1"}
+        process = ForkedProcess(*launch, *flags, *steps, cwd=Path(__file__).parents[2], **environment)
+        _, errors = process.communicate()
+        return process.returncode, errors
+
+    code, errors = train("--max_steps", 4)
+    assert code == 0, errors
+    code, errors = train("--max_steps", 8, "--resume")
+    assert code == 0, errors
+    assert "Resuming from" in errors
+    code, errors = train("--max_steps", 8, "--lr_reference_targets", 10, "--overwrite")
+    assert code != 0
+    assert "DeepSpeed does not support a learning rate" in errors
+    for expected, actual in zip(log_without_speed(one), log_without_speed(two), strict=True):
+        assert actual == pytest.approx(expected, rel=1e-5)
+    expected, actual = load_file(one / "model.safetensors"), load_file(two / "model.safetensors")
+    assert max((weight - actual[name]).abs().max() for name, weight in expected.items()) < 1e-5
+
+
 # FSDP processes as started by `accelerate launch --config_file fsdp2.yaml`, but forked. With KILLED_SAVE=n, process 1
 # is killed in its n-th save, after writing its shards.
 SHARDED_FORKED = """
