@@ -179,11 +179,11 @@ def test_upload_creates_no_bucket(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(store, "store", {})
     monkeypatch.setattr(store, "makedirs", lambda filesystem, path, **options: created.append(path))
     monkeypatch.setattr(store, "put_file", lambda filesystem, source, target: filesystem.pipe_file(target, b""))
-    folder = RemoteFolder(tmp_path, "memory://bucket/prepared")
+    folder = RemoteFolder(tmp_path, "memory://new-bucket/prepared")
     for name in ("a", "b"):
         (tmp_path / name).write_text(name)
         folder.upload([name])
-    assert created == ["/bucket/prepared"]  # of the second file, when the bucket exists
+    assert created == ["/new-bucket/prepared"]  # of the second file, when the bucket exists
 
 
 def test_failed_upload_leaves_an_incomplete_part(tokenizer, text, tmp_path, small_parts, monkeypatch) -> None:
