@@ -183,14 +183,18 @@ def frequency_baselines(
     metrics: Mapping[str, float],
     batch_size: int,
     num_examples: int = _EXAMPLES_FOR_FREQUENCIES,
+    num_held_out: int | None = None,
 ) -> dict[str, float]:
-    """Frequency baselines on the held-out examples: `{"baseline_<term>": ...}` for the `metrics` of a model. At most
-    `num_examples` training examples are counted."""
+    """Frequency baselines on the held-out examples: `{"baseline_<term>": ...}` for the `metrics` of a model.
+
+    At most `num_examples` training examples are counted, and `num_held_out` held-out examples predicted; by default all
+    of a set, and `num_examples` of a stream.
+    """
     options, targets = objective.baseline, model.loss_targets
     baseline = FrequencyBaseline(options)
     for batch in sample_batches(examples, num_examples, batch_size):
         baseline.count_tokens(batch)
-    size = len(held_out) if isinstance(held_out, ExampleSet) else num_examples
+    size = num_held_out or (len(held_out) if isinstance(held_out, ExampleSet) else num_examples)
     batches = (objective.collate(batch) for batch in sample_batches(held_out, size, batch_size))
     if options.scores is not None:  # the mean loss of an input-independent prediction
         scores = torch.from_numpy(options.scores(baseline.tokens)).float()
@@ -214,8 +218,8 @@ def training_baselines(
     if len(terms) != len(model.loss_targets) or objective.baseline.scores is not None:
         return {}
     metrics = {f"eval_{name}": value for name, value in record.items()}
-    sampled = (objective, examples, examples, model, metrics, batch_size, _EXAMPLES_FOR_TRAINING_BASELINES)
-    return metrics | frequency_baselines(*sampled)
+    sizes = _EXAMPLES_FOR_TRAINING_BASELINES, _EXAMPLES_FOR_TRAINING_BASELINES
+    return metrics | frequency_baselines(objective, examples, examples, model, metrics, batch_size, *sizes)
 
 
 def unlearned_losses(metrics: Mapping[str, float]) -> list[str]:

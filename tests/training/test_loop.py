@@ -15,6 +15,7 @@ from training_runs import arguments, new_model, run, stop_after
 from transformers import AutoModelForPreTraining
 
 from hf_ctxmodels import CtxBertForPreTraining, CtxError
+from hf_ctxmodels.training import evaluation as evaluation_module
 from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.checkpoint_files import list_checkpoints
 from hf_ctxmodels.training.distributed import InterruptionError, LostProcessError, detect_lost_processes
@@ -380,3 +381,23 @@ def test_freed_memory_is_retained():
     with pytest.raises(ZeroDivisionError), retain_freed_memory():
         1 / 0  # noqa: B018
     assert freed_block() == (True, False)
+
+
+def test_baselines_of_training_read_a_sample(workspace, pretraining_setup, monkeypatch):
+    """Without held-out text the baselines of a large corpus do not read all of it."""
+    _, objective, examples = pretraining_setup
+    sizes, sample_batches = [], evaluation_module.sample_batches
+
+    def record_sizes(examples, number, batch_size):
+        batches = [*sample_batches(examples, number, batch_size)]
+        sizes.append(sum(map(len, batches)))
+        return batches
+
+    monkeypatch.setattr(evaluation_module, "sample_batches", record_sizes)
+    monkeypatch.setattr(evaluation_module, "_EXAMPLES_FOR_TRAINING_BASELINES", 8)
+    monkeypatch.setattr(evaluation_module, "_BATCHES_FOR_CLASSES", 2)
+    losses = {"mlm_loss": 3.0, "next_sentence_loss": 0.5}
+    record = evaluation_module.training_baselines(objective, examples, new_model(workspace), losses, batch_size=4)
+    assert {"baseline_mlm_loss", "baseline_next_sentence_loss"} <= record.keys()
+    assert sizes == [8, 8, 8]
+    assert len(examples) > 8
