@@ -26,7 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_ctxmodels.core.console import print_status
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import flat_options
 from hf_ctxmodels.core.loading import describe_differences, read_json
 from hf_ctxmodels.core.output_files import wrap_write_errors, write_tensors
@@ -204,7 +204,9 @@ class TrainingState:
         self.step, self.tokens, self.metrics = state["step"], state["tokens"], state["metrics"]
         self._step_metrics.load_state_dict(state["records"])
         if self._uses_deepspeed:
-            self._model.load_checkpoint(str(checkpoint / _DEEPSPEED_FOLDER))
+            hint = "resume on the number of processes that saved it; FSDP resumes on any number."
+            with wrap_errors("DeepSpeed cannot load its checkpoint", location=checkpoint, hint=hint):
+                self._model.load_checkpoint(str(checkpoint / _DEEPSPEED_FOLDER))
         else:
             _load_optimizer(self._unwrapped_model, self._optimizer, checkpoint)
         self._scheduler.load_state_dict(state["scheduler"])

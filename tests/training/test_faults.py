@@ -224,17 +224,21 @@ def test_deepspeed_equals_one_process(workspace, tmp_path, micro_batches):
     code, errors = workspace.pretrain(*flags)
     assert code == 0, errors
     settings = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2", "DS_ACCELERATOR": "cpu"}
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2, script)
-    flags = workspace.flags(two, *shared, "--per_device_batch_size", 2, config="exact.json")
+    launch = ("-m", "torch.distributed.run", "--standalone")
+    flags = workspace.flags(two, *shared, config="exact.json")
 
-    def train(*steps: object) -> tuple[int, str]:
+    def train(*steps: object, processes: int = 2) -> tuple[int, str]:
         environment = settings | {"ACCELERATE_MIXED_PRECISION": "no", "OMP_NUM_THREADS": "1"}
-        process = ForkedProcess(*launch, *flags, *steps, cwd=Path(__file__).parents[2], **environment)
+        command = *launch, "--nproc_per_node", processes, script, *flags, "--per_device_batch_size", 4 // processes
+        process = ForkedProcess(*command, *steps, cwd=Path(__file__).parents[2], **environment)
         _, errors = process.communicate()
         return process.returncode, errors
 
     code, errors = train("--max_steps", 4)
     assert code == 0, errors
+    code, errors = train("--max_steps", 8, "--resume", processes=1)
+    assert code != 0
+    assert "Fix: resume on the number of processes that saved it" in errors
     code, errors = train("--max_steps", 8, "--resume")
     assert code == 0, errors
     assert "Resuming from" in errors
