@@ -103,11 +103,13 @@ class RemoteFolder(LocalFolder):
     def upload(self, names: Iterable[str]) -> None:
         """Move files from `directory`, in this order; raises CtxError if one cannot be written."""
         files, root = file_system(self.url)
-        top_folder = re.match(r"/*[^/]*", root)[0]  # type: ignore[index]
+        with wrap_errors("The upload failed", location=self.url, hint=_HINT):
+            top_folder = re.match(r"/*[^/]*", root)[0]  # type: ignore[index]
+            has_top_folder = files.exists(top_folder)  # `makedirs` would create the bucket of an object store
         for name in names:
             path = f"{root}/{name}"
             with wrap_errors("The upload failed", location=f"{self.url}/{name}", hint=_HINT):
-                if files.exists(top_folder):  # `makedirs` would create the bucket of an object store
+                if has_top_folder:
                     with suppress(PermissionError):  # of an object store, which has no folders
                         files.makedirs(str(PurePosixPath(path).parent), exist_ok=True)
                 files.put_file(str(self.directory / name), path)

