@@ -24,6 +24,7 @@ from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.devices import Dtype, select_device
 from hf_ctxmodels.core.errors import CtxError, require_packages
 from hf_ctxmodels.training.arguments import LambOptions, LoopArguments
+from hf_ctxmodels.training.deepspeed_state import require_zero_stage
 from hf_ctxmodels.training.distributed import (
     check_shared_directory,
     detect_lost_processes,
@@ -72,9 +73,9 @@ def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = Fals
     precision of float32 products on a GPU, and its deterministic algorithms until the end of `restore_determinism`.
 
     Prints a warning if parallelism that `accelerate launch` configured is not active; raises CtxError if DeepSpeed, the
-    optimizer or the tracker is not installed, the device does not support the precision or the determinism, or the
-    processes do not share the output directory. With `unused_parameters` a step may leave parameters without gradients,
-    such as the heads of other tasks.
+    optimizer or the tracker is not installed, the stage of ZeRO is not supported, the device does not support the
+    precision or the determinism, or the processes do not share the output directory. With `unused_parameters` a step
+    may leave parameters without gradients, such as the heads of other tasks.
     """
     require_configured_backend()
     if arguments.report_to != "none":
@@ -112,6 +113,8 @@ def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = Fals
         # accelerate shards on accelerators only; torch also shards on CPUs
         accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
         accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        require_zero_stage(accelerator)
     for line in inactive_parallelism_warnings(
         accelerator.distributed_type, accelerator.num_processes, accelerator.device.type
     ):

@@ -215,6 +215,8 @@ class TrainingLoop:
         # optimizer: callbacks may regroup its parameters before the schedule is made
         if accelerator.distributed_type == DistributedType.FSDP:
             require_sharded_updates(arguments.optimizer)
+        elif accelerator.distributed_type == DistributedType.DEEPSPEED:
+            _configure_deepspeed(accelerator, arguments, model)
         optimizer = make_optimizer(model, arguments)
         self.callback_state = TrainerState(
             global_step=self.training_state.step,
@@ -227,8 +229,6 @@ class TrainingLoop:
             enable_gradient_checkpointing(model)
         if arguments.compile:
             model.compile()
-        if accelerator.distributed_type == DistributedType.DEEPSPEED:
-            _configure_deepspeed(accelerator, arguments)
         self.prepared_model, prepared_optimizer = accelerator.prepare(model, optimizer)
         self.averaging: Averaging | None = None
         if isinstance(optimizer, torch.optim.ASGD):
@@ -443,9 +443,17 @@ def retain_freed_memory() -> Iterator[None]:
         libc.malloc_trim(0)
 
 
-def _configure_deepspeed(accelerator: Accelerator, arguments: LoopArguments) -> None:
+def _configure_deepspeed(accelerator: Accelerator, arguments: LoopArguments, model: PreTrainedModel) -> None:
     """Pass the arguments to DeepSpeed, whose engine clips the gradients and updates the weights in the backward pass;
-    raises CtxError for a learning rate that depends on the targets of a step."""
+    raises CtxError for an optimizer or model that it does not support, and for a learning rate that depends on the
+    targets of a step."""
+    require_sharded_updates(arguments.optimizer, "DeepSpeed")
+    if hasattr(model, "set_sparse_gradients"):
+        raise CtxError(
+            f"DeepSpeed does not support the sparse gradients of {type(model).__name__}.",
+            location="accelerate launch",
+            hint="use data parallelism, as in scripts/accelerate/ddp_cpu.yaml.",
+        )
     if arguments.lr_reference_targets:
         raise CtxError(
             "DeepSpeed does not support a learning rate that is scaled by the number of targets.",

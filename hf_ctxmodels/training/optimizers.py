@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -274,13 +274,17 @@ def _local_shard(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def require_sharded_updates(options: Any) -> None:
-    """Raise CtxError for an optimizer that cannot update sharded weights."""
-    if isinstance(options, AdafactorOptions | LambOptions):
-        name = "lamb" if isinstance(options, LambOptions) else "adafactor"
+def require_sharded_updates(options: Any, sharded_by: Literal["FSDP", "DeepSpeed"] = "FSDP") -> None:
+    """Raise CtxError for an optimizer that cannot update sharded weights, which DeepSpeed also concatenates."""
+    is_unsupported = isinstance(options, AdafactorOptions | LambOptions)
+    if sharded_by == "DeepSpeed":
+        is_unsupported |= isinstance(options, ASGDOptions) or getattr(options, "scale_by_size", False)
+    if is_unsupported:
+        name = type(options).__name__.removesuffix("Options").lower()
+        name += " with scale_by_size" if getattr(options, "scale_by_size", False) else ""
         raise CtxError(
-            f"{name} cannot update weights that are sharded by FSDP.",
-            location=f"--optimizer {name}",
+            f"{name} cannot update weights that are sharded by {sharded_by}.",
+            location="--optimizer",
             hint="use --optimizer adamw, or data parallelism.",
         )
 

@@ -1,8 +1,8 @@
-"""Checkpoints sharded over the processes of FSDP, by `torch.distributed.checkpoint` in safetensors files.
+"""Checkpoints sharded over the processes of FSDP or DeepSpeed, by `torch.distributed.checkpoint` in safetensors files.
 
 Each process writes its shards of the weights and of the optimizer's state into the folder `shards` of a checkpoint. A
 weight has its name in model.safetensors, and a moment of the optimizer is `<parameter>|<moment>`. Any number of
-processes, also a single one without FSDP, reads the shards.
+processes, also a single one without sharding, reads the shards.
 """
 
 import json

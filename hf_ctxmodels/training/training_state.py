@@ -1,7 +1,7 @@
 """The complete state of a run: saving, exact restoring, and the identity that a resumed run must have.
 
-The files are safetensors and JSON; under FSDP they are sharded, see `sharded_checkpoints`. `Accelerator.save_state` is
-not used, because it pickles the optimizer and the random states.
+The files are safetensors and JSON; under FSDP and DeepSpeed they are sharded, see `sharded_checkpoints`.
+`Accelerator.save_state` is not used, because it pickles the optimizer and the random states.
 """
 
 import json
@@ -26,7 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_ctxmodels.core.console import print_status
-from hf_ctxmodels.core.errors import CtxError, wrap_errors
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flat_options
 from hf_ctxmodels.core.loading import describe_differences, read_json
 from hf_ctxmodels.core.output_files import wrap_write_errors, write_tensors
@@ -34,6 +34,7 @@ from hf_ctxmodels.data.files import describe_content
 from hf_ctxmodels.training import checkpoint_files
 from hf_ctxmodels.training.accelerator import receives_weights
 from hf_ctxmodels.training.arguments import ConstantOptions, LoopArguments, NTASGDOptions
+from hf_ctxmodels.training.deepspeed_state import EngineState, full_weight
 from hf_ctxmodels.training.optimizers import Averaging
 from hf_ctxmodels.training.random_state import random_state, set_random_state
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
@@ -66,7 +67,6 @@ _UNCOMPARED_CONFIG_FIELDS = (
 _BATCH_SIZES = ("global_micro_batch", "gradient_accumulation_steps")
 _MODEL_FILE = "model.safetensors"
 _OPTIMIZER_FILE = "optimizer.safetensors"
-_DEEPSPEED_FOLDER = "deepspeed"
 _STATE_FILE = "trainer_state.json"
 
 
@@ -90,7 +90,7 @@ def run_identity(
 
     The number of steps may change if the learning rate does not depend on it. The number of processes, their batch size
     and the accumulation may change if their product, the global batch size, does not, and so may the kind of
-    parallelism, except that DeepSpeed has its own format.
+    parallelism.
     """
     may_change = {*FLAGS_THAT_MAY_CHANGE, *_DERIVED_FLAGS}
     if isinstance(arguments.optimizer, NTASGDOptions):  # averaging starts at an evaluation
@@ -102,7 +102,6 @@ def run_identity(
         "total_steps": None if isinstance(arguments.lr_scheduler, ConstantOptions) else total_steps,
         "global_micro_batch": arguments.per_device_batch_size * accelerator.num_processes,
         "mixed_precision": accelerator.mixed_precision,
-        "deepspeed": accelerator.distributed_type == DistributedType.DEEPSPEED,
         "model_class": type(model).__name__,
         "dtype": str(model.dtype).removeprefix("torch."),
         **{f"config.{name}": value for name, value in config.items() if name not in _UNCOMPARED_CONFIG_FIELDS},
@@ -137,9 +136,9 @@ class TrainingState:
         self.metrics: dict[str, float] = {}
         self._identity = json.loads(json.dumps(identity))  # for comparison with a checkpoint
         self._fixed_micro_batches = fixed_micro_batches
-        self._uses_deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
         self._random_file = f"random_state_{accelerator.process_index}.json"
         self.model_class = ""
+        self._loaded_weights: dict[str, Tensor] = {}
         self._shard_group: torch.distributed.ProcessGroup | None = None
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None  # the checkpoint that is being completed
@@ -174,6 +173,8 @@ class TrainingState:
             read_shards(checkpoint, saved_weights(model))
         else:
             safetensors.torch.load_model(model, checkpoint / _MODEL_FILE)
+        if self._accelerator.distributed_type == DistributedType.DEEPSPEED:  # it may convert the model's weights
+            self._loaded_weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
     def attach(
         self,
@@ -185,16 +186,17 @@ class TrainingState:
         averaging: Averaging | None,
     ) -> None:
         """Set the objects to save; the model is prepared by the Accelerator, the optimizer is not."""
-        self._model: Any = model  # under DeepSpeed its engine
         self._optimizer, self._scheduler, self._step_metrics = optimizer, scheduler, step_metrics
         self._recurrent_states, self._averaging = recurrent_states, averaging
         self._unwrapped_model = unwrapped = self._accelerator.unwrap_model(model)
         saved_class = getattr(unwrapped, "checkpoint_class", type(unwrapped))
         self.model_class = saved_class.__name__.removeprefix("FSDP")  # sharding makes a subclass named FSDP<class>
-        is_fsdp = self._accelerator.distributed_type == DistributedType.FSDP
+        distributed_type = self._accelerator.distributed_type
+        self._engine_state = EngineState(model) if distributed_type == DistributedType.DEEPSPEED else None
+        is_sharded_run = distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
         # other models save the weights of a part, or write files of adapters with the gathered weights
         has_hooks = hasattr(unwrapped, "load_saved_weights") or bool(getattr(unwrapped.base_model, "save_hooks", ()))
-        if is_fsdp and not has_hooks and averaging is None:
+        if is_sharded_run and not has_hooks and averaging is None:
             timeout = timedelta(minutes=self._arguments.timeout)
             self._shard_group = torch.distributed.new_group(timeout=timeout, backend="gloo")
 
@@ -203,10 +205,11 @@ class TrainingState:
         state, accelerator = _read_state(checkpoint), self._accelerator
         self.step, self.tokens, self.metrics = state["step"], state["tokens"], state["metrics"]
         self._step_metrics.load_state_dict(state["records"])
-        if self._uses_deepspeed:
-            hint = "resume on the number of processes that saved it; FSDP resumes on any number."
-            with wrap_errors("DeepSpeed cannot load its checkpoint", location=checkpoint, hint=hint):
-                self._model.load_checkpoint(str(checkpoint / _DEEPSPEED_FOLDER))
+        if self._engine_state is not None:
+            parameters = self._engine_state.sharded_parameters()
+            self._engine_state.load(self._loaded_weights, _read_moments(checkpoint, parameters))
+            self._loaded_weights = {}
+            self._engine_state.load_loss_scale(state.get("loss_scale") or {})
         else:
             _load_optimizer(self._unwrapped_model, self._optimizer, checkpoint)
         self._scheduler.load_state_dict(state["scheduler"])
@@ -214,7 +217,7 @@ class TrainingState:
             self._averaging.load_state_dict(state["averaging"])
         for group, learning_rate in zip(self._optimizer.param_groups, self._scheduler.get_last_lr(), strict=True):
             group["lr"] = learning_rate
-        if accelerator.scaler is not None:
+        if accelerator.scaler is not None and state["scaler"] is not None:
             accelerator.scaler.load_state_dict(state["scaler"])
         if self._recurrent_states is not None:
             self._recurrent_states.load(
@@ -253,14 +256,13 @@ class TrainingState:
         with self._clean_up_failed_write(temporary):
             self._save_model(temporary, only_configuration=self._shard_group is not None)
             shards = None
-            if self._uses_deepspeed:  # every process writes its shard of the moments
-                self._model.save_checkpoint(str(temporary / _DEEPSPEED_FOLDER))
-            elif self._shard_group is not None:
+            if self._shard_group is not None:
                 weights = saved_weights(self._unwrapped_model)  # first: it shards what an evaluation has gathered
-                shards = copy_to_cpu(weights | _optimizer_tensors(self._unwrapped_model, self._optimizer))
+                if self._engine_state is not None:
+                    weights = self._engine_state.sharded_weights(weights)
+                shards = copy_to_cpu(weights | self._moments())
             else:
-                moments = _optimizer_tensors(self._unwrapped_model, self._optimizer)
-                tensors = {name: _gather(moment) for name, moment in moments.items()}
+                tensors = {name: _gather(moment) for name, moment in self._moments().items()}
                 if is_main_process:
                     write_tensors(temporary / _OPTIMIZER_FILE, tensors)
             (temporary / self._random_file).write_text(json.dumps(random_state()), encoding="utf-8")
@@ -268,7 +270,7 @@ class TrainingState:
                 self._recurrent_states.save(temporary, self._accelerator.process_index)
             yield temporary
             if is_main_process:
-                scaler, averaging = self._accelerator.scaler, self._averaging
+                scaler, averaging, engine = self._accelerator.scaler, self._averaging, self._engine_state
                 state = {
                     "step": self.step,
                     "tokens": self.tokens,
@@ -278,11 +280,22 @@ class TrainingState:
                     "scheduler": self._scheduler.state_dict(),
                     "averaging": averaging.state_dict() if averaging is not None else None,
                     "scaler": scaler.state_dict() if scaler is not None else None,
+                    "loss_scale": engine.loss_scale() if engine is not None else None,
                 }
                 (temporary / _STATE_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
             self._accelerator.wait_for_everyone()
         if is_main_process or shards is not None:
             self._pending = self._executor.submit(self._complete, temporary, self.path, shards)
+
+    def _moments(self) -> dict[str, Tensor]:
+        """The optimizer's state by `<parameter name>|<moment>`, sharded like the parameters."""
+        if self._engine_state is not None:
+            return self._engine_state.sharded_moments()
+        return {
+            f"{name}{MOMENT_SEPARATOR}{key}": value if isinstance(value, Tensor) else torch.tensor(value)
+            for name, parameter in self._unwrapped_model.named_parameters()
+            for key, value in self._optimizer.state.get(parameter, {}).items()
+        }
 
     def _complete(self, temporary: Path, checkpoint: Path, shards: dict[str, Any] | None) -> None:
         """Write the shards, if any, and give a checkpoint its name when all processes have written theirs."""
@@ -371,12 +384,9 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     weights = {}
     # tied weights are one parameter; memory addresses do not show it, since shards may be empty
     for name, parameter in model.state_dict(keep_vars=True).items():
-        weight = parameter.detach()
-        if isinstance(weight, DTensor):
-            if id(parameter) not in gathered:
-                gathered[id(parameter)] = weight.full_tensor().cpu()
-            weight = gathered[id(parameter)]
-        weights[name] = weight
+        if id(parameter) not in gathered:
+            gathered[id(parameter)] = _gather(full_weight(parameter))
+        weights[name] = gathered[id(parameter)]
     return weights
 
 
@@ -385,32 +395,11 @@ def _gather(value: Tensor) -> Tensor:
     return value.full_tensor().cpu() if isinstance(value, DTensor) else value
 
 
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state by `<parameter name>|<moment>`, sharded like the parameters."""
-    return {
-        f"{name}{MOMENT_SEPARATOR}{key}": value if isinstance(value, Tensor) else torch.tensor(value)
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
-
-
 def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
-    """Restore `_optimizer_tensors`, sharded like the parameters, from a sharded or unsharded checkpoint."""
+    """Restore the optimizer's state from a sharded or unsharded checkpoint."""
     parameters = dict(model.named_parameters())
-    if is_sharded(checkpoint):
-        tensors = {}
-        for full_name, stored in stored_tensors(checkpoint).items():
-            name, separator, _ = full_name.partition(MOMENT_SEPARATOR)
-            if separator:
-                tensors[full_name] = _empty_moment(parameters[name], stored.size, stored.properties.dtype)
-        read_shards(checkpoint, tensors)
-    else:
-        tensors = {
-            full_name: _shard_moment(value, parameters[full_name.partition(MOMENT_SEPARATOR)[0]])
-            for full_name, value in safetensors.torch.load_file(checkpoint / _OPTIMIZER_FILE).items()
-        }
     moments_by_name: dict[str, dict[str, Tensor]] = {}
-    for full_name, tensor in tensors.items():
+    for full_name, tensor in _read_moments(checkpoint, parameters).items():
         name, _, key = full_name.partition(MOMENT_SEPARATOR)
         moments_by_name.setdefault(name, {})[key] = tensor
     names = {parameter: name for name, parameter in parameters.items()}
@@ -419,14 +408,30 @@ def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoi
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _empty_moment(parameter: nn.Parameter, size: torch.Size, dtype: torch.dtype) -> Tensor:
+def _read_moments(checkpoint: Path, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The optimizer's state by `<parameter name>|<moment>`, sharded like the parameters."""
+    if not is_sharded(checkpoint):
+        return {
+            full_name: _shard_moment(value, parameters[full_name.partition(MOMENT_SEPARATOR)[0]])
+            for full_name, value in safetensors.torch.load_file(checkpoint / _OPTIMIZER_FILE).items()
+        }
+    tensors = {}
+    for full_name, stored in stored_tensors(checkpoint).items():
+        name, separator, _ = full_name.partition(MOMENT_SEPARATOR)
+        if separator:
+            tensors[full_name] = _empty_moment(parameters[name], stored.size, stored.properties.dtype)
+    read_shards(checkpoint, tensors)
+    return tensors
+
+
+def _empty_moment(parameter: Tensor, size: torch.Size, dtype: torch.dtype) -> Tensor:
     if isinstance(parameter, DTensor) and size:
         mesh, placements = parameter.device_mesh, parameter.placements
         return empty_dtensor(size, dtype=dtype, device_mesh=mesh, placements=placements)
     return torch.empty(size, dtype=dtype)
 
 
-def _shard_moment(value: Tensor, parameter: nn.Parameter) -> Tensor:
+def _shard_moment(value: Tensor, parameter: Tensor) -> Tensor:
     if isinstance(parameter, DTensor) and value.ndim:
         mesh = parameter.device_mesh
         return distribute_tensor(value.to(mesh.device_type), mesh, parameter.placements)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from accelerate.utils import DistributedType, is_deepspeed_available
 from commands import command_output
 from forked import ForkedProcess
@@ -197,7 +198,7 @@ def test_two_processes_equal_one_process(request, tmp_path, name, config):
         assert (weight - actual[name]).abs().max() < 1e-5, name
 
 
-# DeepSpeed ZeRO stage 2 on a CPU, which accelerate allows only on accelerators.
+# DeepSpeed on a CPU, which accelerate allows only on accelerators.
 DEEPSPEED_ON_CPU = """
 import accelerate, torch
 from accelerate import PartialState
@@ -212,43 +213,87 @@ run_script(pretrain.main)
 """
 
 
+@pytest.fixture
+def pretrain_with_deepspeed(tmp_path):
+    """(*flags, processes, stage of ZeRO, precision) -> exit code and standard error."""
+    pytest.importorskip("deepspeed")
+    script = tmp_path / "pretrain.py"
+    script.write_text(DEEPSPEED_ON_CPU)
+
+    def train(*flags: object, processes: int = 2, stage: int = 2, precision: str = "no") -> tuple[int, str]:
+        environment = {
+            "ACCELERATE_USE_DEEPSPEED": "true",
+            "ACCELERATE_DEEPSPEED_ZERO_STAGE": str(stage),
+            "ACCELERATE_MIXED_PRECISION": precision,
+            "DS_ACCELERATOR": "cpu",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", processes, script, *flags)
+        process = ForkedProcess(
+            *command, "--per_device_batch_size", 4 // processes, cwd=Path(__file__).parents[2], **environment
+        )
+        _, errors = process.communicate()
+        return process.returncode, errors
+
+    return train
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [1, 2])
-def test_deepspeed_equals_one_process(workspace, tmp_path, micro_batches):
-    """Also after it was stopped and resumed. The engine updates the weights in the backward pass."""
-    pytest.importorskip("deepspeed")
-    one, two, script = tmp_path / "one", tmp_path / "two", tmp_path / "pretrain.py"
-    script.write_text(DEEPSPEED_ON_CPU)
+def test_deepspeed_equals_one_process(workspace, tmp_path, pretrain_with_deepspeed, micro_batches):
+    """Also after it was stopped and resumed on another number of processes, and without DeepSpeed. The engine updates
+    the weights in the backward pass."""
+    one, two = tmp_path / "one", tmp_path / "two"
     shared = ["--gradient_accumulation_steps", micro_batches, "--max_grad_norm", 0.5]
     flags = workspace.flags(one, *shared, "--per_device_batch_size", 4, "--max_steps", 8, config="exact.json")
     code, errors = workspace.pretrain(*flags)
     assert code == 0, errors
-    settings = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2", "DS_ACCELERATOR": "cpu"}
-    launch = ("-m", "torch.distributed.run", "--standalone")
     flags = workspace.flags(two, *shared, config="exact.json")
-
-    def train(*steps: object, processes: int = 2) -> tuple[int, str]:
-        environment = settings | {"ACCELERATE_MIXED_PRECISION": "no", "OMP_NUM_THREADS": "1"}
-        command = *launch, "--nproc_per_node", processes, script, *flags, "--per_device_batch_size", 4 // processes
-        process = ForkedProcess(*command, *steps, cwd=Path(__file__).parents[2], **environment)
-        _, errors = process.communicate()
-        return process.returncode, errors
-
-    code, errors = train("--max_steps", 4)
+    code, errors = pretrain_with_deepspeed(*flags, "--max_steps", 2)
     assert code == 0, errors
-    code, errors = train("--max_steps", 8, "--resume", processes=1)
-    assert code != 0
-    assert "Fix: resume on the number of processes that saved it" in errors
-    code, errors = train("--max_steps", 8, "--resume")
+    for max_steps, processes, stage in ((4, 2, 2), (6, 1, 1)):
+        resumed = *flags, "--max_steps", max_steps, "--resume"
+        code, errors = pretrain_with_deepspeed(*resumed, processes=processes, stage=stage)
+        assert code == 0, errors
+        assert "Resuming from" in errors
+    code, errors = workspace.pretrain(*flags, "--per_device_batch_size", 4, "--max_steps", 8, "--resume")
     assert code == 0, errors
-    assert "Resuming from" in errors
-    code, errors = train("--max_steps", 8, "--lr_reference_targets", 10, "--overwrite")
-    assert code != 0
-    assert "DeepSpeed does not support a learning rate" in errors
     for expected, actual in zip(log_without_speed(one), log_without_speed(two), strict=True):
         assert actual == pytest.approx(expected, rel=1e-5)
     expected, actual = load_file(one / "model.safetensors"), load_file(two / "model.safetensors")
     assert max((weight - actual[name]).abs().max() for name, weight in expected.items()) < 1e-5
+
+
+@pytest.mark.slow
+def test_deepspeed_resumes_exactly_in_bfloat16(workspace, tmp_path, pretrain_with_deepspeed):
+    """The engine has bfloat16 weights; the checkpoint has the float32 weights that the optimizer updates."""
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    for directory, lengths in ((whole, [8]), (resumed, [4, 8])):
+        for max_steps in lengths:
+            flags = *workspace.flags(directory, config="exact.json"), "--max_steps", max_steps
+            code, errors = pretrain_with_deepspeed(*flags, "--resume", precision="bf16")
+            assert code == 0, errors
+    assert log_without_speed(whole) == log_without_speed(resumed)
+    expected, actual = load_file(whole / "model.safetensors"), load_file(resumed / "model.safetensors")
+    for name, weight in expected.items():
+        assert weight.dtype == torch.float32
+        assert torch.equal(actual[name], weight), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "stage", "message"),
+    [
+        ((), 3, "ZeRO stage 3, expected 1 or 2"),
+        (("--lr_reference_targets", 10), 2, "DeepSpeed does not support a learning rate"),
+        (("--optimizer", "adafactor"), 2, "adafactor cannot update weights"),
+    ],
+)
+def test_unsupported_settings_of_deepspeed(workspace, tmp_path, pretrain_with_deepspeed, flags, stage, message):
+    flags = *workspace.flags(tmp_path / "run", config="exact.json"), *flags, "--max_steps", 1
+    code, errors = pretrain_with_deepspeed(*flags, stage=stage)
+    assert code != 0
+    assert message in errors
 
 
 # FSDP processes as started by `accelerate launch --config_file fsdp2.yaml`, but forked. With KILLED_SAVE=n, process 1

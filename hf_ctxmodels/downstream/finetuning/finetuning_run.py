@@ -266,12 +266,10 @@ def open_model(
 
 def require_full_weights(task: Task[Any], accelerator: Accelerator) -> None:
     """Raise CtxError if the weights are sharded, so that a task cannot generate its predictions."""
-    distributed_type = accelerator.distributed_type
-    deepspeed = accelerator.state.deepspeed_plugin if distributed_type == DistributedType.DEEPSPEED else None
-    if distributed_type == DistributedType.FSDP or (deepspeed and deepspeed.zero_stage == 3):
+    if accelerator.distributed_type == DistributedType.FSDP:
         raise CtxError(
             f"The task {task.name} generates predictions, which needs all weights in every process.",
-            location=f"accelerate launch with {distributed_type.value}",
+            location="accelerate launch with FSDP",
             hint="use data parallelism, as in scripts/accelerate/ddp_cpu.yaml.",
         )
 
