@@ -26,6 +26,7 @@ from benchmarks import (
     seq2seq,
     serving,
     sharing,
+    vocabulary_loss,
     word_vectors,
 )
 from benchmarks.cpu_load import busy_core
@@ -67,6 +68,7 @@ SUITES = {
     "features": Suite([features.run], features.table, lambda attention: features.SETTING),
     "sentences": Suite([sentences.run], sentences.table, lambda attention: sentences.SETTING),
     "prompts": Suite([prompts.run], prompts.table, lambda attention: prompts.SETTING),
+    "vocabulary-loss": Suite([vocabulary_loss.run], vocabulary_loss.table, lambda attention: vocabulary_loss.SETTING),
     "recurrent": Suite([recurrent.run], recurrent.table, lambda attention: recurrent.SETTING),
     "static": Suite(
         [word_vectors.run_speed], word_vectors.speed_table, lambda attention: word_vectors.SPEED, ("dataset",)

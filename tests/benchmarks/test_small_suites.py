@@ -1,5 +1,5 @@
-"""Suites `adapters`, `bands`, `compression`, `features`, `serving` and `sharing` at tiny sizes, and their tables; the
-table of scripts/compare_compression.py."""
+"""Suites `adapters`, `bands`, `compression`, `features`, `serving`, `sharing` and `vocabulary-loss` at tiny sizes, and
+their tables; the table of scripts/compare_compression.py."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import adapters, bands, compression, encoders, features, serving, sharing
+from benchmarks import adapters, bands, compression, encoders, features, serving, sharing, vocabulary_loss
 from benchmarks.cases import Case
 from benchmarks.serving_processes import RUNTIMES
 from commands import command_output, save, tiny_pair
@@ -135,3 +135,11 @@ def test_parameter_counts_of_sharing_match_paper(width: int) -> None:
         excluded = ["pooler", "projection"] if width == sharing.CASE.width else ["pooler"]
         parameters = [p for name, p in model.named_parameters() if not any(part in name for part in excluded)]
         assert abs(sum(parameter.numel() for parameter in parameters) / 1e6 - expected) < 1
+
+
+def test_vocabulary_loss_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary_loss, "SHAPES", ((8, 16, 50), (9, 16, 50)))
+    results = list(vocabulary_loss.run(CPU, torch.float32, repeats=2, attention="sdpa"))
+    assert max(result.difference for result in results) < 1e-6
+    rows = rows_of(vocabulary_loss.table(results))
+    assert [row.split("|")[1].strip() for row in rows] == ["8", "9"]

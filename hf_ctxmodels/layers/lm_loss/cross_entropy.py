@@ -14,7 +14,9 @@ from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import can_use_onednn, fast_linear, is_plain_linear, linear, matmul_transposed
 from hf_ctxmodels.layers.lm_loss.sampling import sample_categorical
 
-# Logits in memory at a time. On a CPU larger chunks were not faster, and smaller ones use the matrix units badly.
+# Float32 logits in memory at a time; twice as many of bfloat16. On a CPU larger chunks were not faster, and smaller
+# ones use the matrix units badly. Half as many logits of bfloat16 took 1.3 times as long (1,024 rows, 50,257 tokens,
+# width 768), since summing the weight's gradients takes a larger part of the time.
 CHUNK_ELEMENTS = 1 << 23
 # On a GPU a chunk is about 12 kernels of 5 us to launch. With a vocabulary of 30,522 and a width of 768, 2^23 logits
 # are 274 rows, 13 GFLOP and 26 us at 500 TFLOP/s: the GPU would wait for the host. 2^26 are 2,198 rows, 0.2 ms and
@@ -127,7 +129,8 @@ def chunked_cross_entropy(
 
     Equal to `F.cross_entropy(F.linear(hidden_states, weight, bias), targets, reduction="sum")`, but with the logits and
     their gradient for one chunk of rows only: the forward pass computes the gradients with the chunk's logits, without
-    recomputation.
+    recomputation. torch's `linear_cross_entropy` with `LinearCrossEntropyOptions` does the same, but took 2 to 10 times
+    as long on a CPU (torch 2.13, `scripts/benchmark.py --suite vocabulary-loss`).
 
     Args:
         hidden_states: (rows, width).
@@ -282,9 +285,10 @@ _cross_entropy_operator = define_operator(
 )
 
 
-def chunk_size(rows: int, vocab_size: int, device: torch.device) -> int:
-    """Number of rows of a chunk: of equal chunks, since a short one uses the matrix units badly."""
-    max_elements = CHUNK_ELEMENTS if device.type == "cpu" else _GPU_CHUNK_ELEMENTS
+def chunk_size(rows: int, vocab_size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> int:
+    """Number of rows of a chunk with logits of a data type: of equal chunks, since a short one uses the matrix units
+    badly."""
+    max_elements = CHUNK_ELEMENTS * 4 // dtype.itemsize if device.type == "cpu" else _GPU_CHUNK_ELEMENTS
     num_chunks = max(1, math.ceil(rows * vocab_size / max_elements))
     return max(1, math.ceil(rows / num_chunks))
 
@@ -311,7 +315,7 @@ def _loss_and_gradients(
     bias_grad = torch.zeros_like(bias) if bias is not None and bias_needs_grad else None
     weight_grad = None
     total = torch.zeros((), dtype=torch.float32, device=hidden_states.device)
-    size = chunk_size(targets.numel(), weight.shape[0], weight.device)
+    size = chunk_size(targets.numel(), weight.shape[0], weight.device, dtype)
     with without_autocast(hidden_states.device.type):
         cast_weight = weight.to(dtype)
         cast_bias = weight.new_zeros(weight.shape[0], dtype=dtype) if bias is None else bias.to(dtype)

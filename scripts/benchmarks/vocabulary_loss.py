@@ -1,0 +1,107 @@
+"""Suite `vocabulary-loss`: the cross-entropy of a linear output layer, compared with torch's `linear_cross_entropy`."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.measure import Measurement, Step, measure
+from hf_ctxmodels.layers.lm_loss.cross_entropy import chunked_cross_entropy
+
+SHAPES = ((600, 256, 30_522), (4096, 256, 30_522), (1024, 768, 50_257))
+"""Targets, width and vocabulary of the cases: masked LM of 32 x 128 tokens, all of these tokens, and GPT-2's layer."""
+SETTING = (
+    "summed cross-entropy over the vocabulary and its gradients: `torch.nn.functional.linear_cross_entropy` with "
+    "(`chunked`) and without `LinearCrossEntropyOptions`, and `chunked_cross_entropy` of this package; the difference "
+    "is that of the loss from torch's without chunks, relative."
+)
+_HEADER = (
+    "| targets | width | vocabulary | torch | torch, chunked | hf_ctxmodels | speed | to chunked | memory: torch | "
+    "torch, chunked | hf_ctxmodels | difference |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row of the table: the case, its measurements by implementation, and the relative difference of the losses."""
+
+    shape: tuple[int, int, int]
+    measurements: dict[str, Measurement]
+    difference: float
+
+
+def run(
+    device: torch.device, dtype: torch.dtype, repeats: int, attention: str, only: str | None = None
+) -> Iterator[Result]:
+    """Run each shape.
+
+    Args:
+        device, dtype: Device and autocast precision.
+        repeats: Timed runs of each implementation.
+        attention: Unused.
+        only: Run only shapes whose number of targets starts with this text.
+    """
+    for targets, width, vocab_size in SHAPES:
+        if only is not None and not str(targets).startswith(only):
+            continue
+        torch.manual_seed(0)
+        hidden_states = torch.randn(targets, width, device=device, requires_grad=True)
+        weight = (0.02 * torch.randn(vocab_size, width, device=device)).requires_grad_()
+        bias = torch.zeros(vocab_size, device=device, requires_grad=True)
+        ids = torch.randint(vocab_size, (targets,), device=device)
+        sizes = hidden_states, weight, bias, ids, dtype
+        steps: dict[str, Step] = {
+            "torch": partial(_torch_step, *sizes, None),
+            "chunked": partial(_torch_step, *sizes, nn.LinearCrossEntropyOptions()),
+            "ours": partial(_step, *sizes),
+        }
+        expected, actual = (float(steps[name]()) for name in ("torch", "ours"))
+        yield Result(
+            (targets, width, vocab_size), measure(steps, repeats, device), abs(actual - expected) / abs(expected)
+        )
+
+
+def _torch_step(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    ids: Tensor,
+    dtype: torch.dtype,
+    options: nn.LinearCrossEntropyOptions | None,
+) -> Tensor:
+    with torch.autocast(hidden_states.device.type, dtype, enabled=dtype != torch.float32):
+        loss = F.linear_cross_entropy(hidden_states, weight, ids, linear_bias=bias, reduction="sum", options=options)
+    return _backward(loss, hidden_states, weight, bias)
+
+
+def _step(hidden_states: Tensor, weight: Tensor, bias: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    with torch.autocast(hidden_states.device.type, dtype, enabled=dtype != torch.float32):
+        loss = chunked_cross_entropy(hidden_states, weight, bias, ids)
+    return _backward(loss, hidden_states, weight, bias)
+
+
+def _backward(loss: Tensor, *leaves: Tensor) -> Tensor:
+    torch.autograd.grad(loss, leaves)
+    return loss.detach()
+
+
+def table(results: Sequence[Result]) -> str:
+    """Format results as Markdown."""
+    return "\n".join([_HEADER, *(_row(result) for result in results)])
+
+
+def _row(result: Result) -> str:
+    whole, chunked, ours = (result.measurements[name] for name in ("torch", "chunked", "ours"))
+    cells = [
+        *(f"{size:,}" for size in result.shape),
+        *(f"{item.seconds * 1e3:.0f} ms ± {item.spread / 2:.0%}" for item in (whole, chunked, ours)),
+        f"{whole.seconds / ours.seconds:.2f}x",
+        f"{chunked.seconds / ours.seconds:.2f}x",
+        *(f"{item.peak_bytes / 2**20:.0f} MiB" for item in (whole, chunked, ours)),
+        f"{result.difference:.0e}",
+    ]
+    return f"| {' | '.join(cells)} |"
