@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.sharded_checkpoints import MOMENT_SEPARATOR
 
+_FROZEN_VALUES = "_values_before_conversion"
 _LOSS_SCALE_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
@@ -37,9 +38,9 @@ def is_optimized_by_deepspeed(parameter: Tensor) -> bool:
 
 
 def full_weight(parameter: Tensor) -> Tensor:
-    """A parameter's values, in float32 if a DeepSpeed engine optimizes it; a collective call."""
+    """A parameter's values, in the data type that it had before a DeepSpeed engine converted it; a collective call."""
     if not is_optimized_by_deepspeed(parameter):
-        return parameter.detach()
+        return getattr(parameter, _FROZEN_VALUES, parameter.detach())
     from deepspeed.utils import safe_get_full_fp32_param
 
     return safe_get_full_fp32_param(parameter)
@@ -50,18 +51,29 @@ class EngineState:
 
     All methods are collective calls. Sharded tensors are `DTensor`s, of which a process has a slice of the first
     dimension; scalars are not sharded.
+
+    Args:
+        engine: The prepared engine.
+        weights: Parameters before the engine converted them to its data type; they replace the converted ones.
     """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, weights: Mapping[str, Tensor]) -> None:
+        from deepspeed.utils import safe_set_full_fp32_param
+
         self._model, self._zero = engine.module, engine.optimizer
         self._mesh = init_device_mesh(engine.device.type, (torch.distributed.get_world_size(),))
+        for name, parameter in self._model.named_parameters():
+            if is_optimized_by_deepspeed(parameter):
+                safe_set_full_fp32_param(parameter, weights[name].to(parameter.device))
+            elif parameter.dtype != weights[name].dtype:
+                setattr(parameter, _FROZEN_VALUES, weights[name])
 
     def sharded_parameters(self) -> dict[str, Tensor]:
         """The parameters in the model's data type, sharded."""
         return {name: self._shard(parameter) for name, parameter in self._model.named_parameters()}
 
     def sharded_weights(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Entries of the model's state dict, sharded; those that the engine optimizes are float32."""
+        """Entries of the model's state dict, sharded, see `full_weight`."""
         entries = self._model.state_dict(keep_vars=True)
         return {name: self._shard(full_weight(entries[name])) for name in names}
 
@@ -80,16 +92,12 @@ class EngineState:
                     moments[f"{name}{MOMENT_SEPARATOR}{key}"] = self._shard(full)
         return moments
 
-    def load(self, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
-        """Restore the optimized weights from all parameters, unsharded, and the optimizer's state from
-        `sharded_moments`."""
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
+        """Restore `sharded_moments`."""
+        from deepspeed.utils import safe_set_full_optimizer_state
 
         self._make_moments({name.partition(MOMENT_SEPARATOR)[2]: moment for name, moment in moments.items()})
         parameters = dict(self._model.named_parameters())
-        for name, parameter in parameters.items():
-            if is_optimized_by_deepspeed(parameter):
-                safe_set_full_fp32_param(parameter, weights[name].to(parameter.device))
         for full_name, moment in moments.items():
             name, _, key = full_name.partition(MOMENT_SEPARATOR)
             if isinstance(moment, DTensor) and is_optimized_by_deepspeed(parameters[name]):

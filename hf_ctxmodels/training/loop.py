@@ -229,6 +229,7 @@ class TrainingLoop:
             enable_gradient_checkpointing(model)
         if arguments.compile:
             model.compile()
+        self.training_state.keep_weights(model)
         self.prepared_model, prepared_optimizer = accelerator.prepare(model, optimizer)
         self.averaging: Averaging | None = None
         if isinstance(optimizer, torch.optim.ASGD):

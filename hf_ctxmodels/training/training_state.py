@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor import empty as empty_dtensor
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
+from transformers.utils import CONFIG_NAME, logging
 
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
@@ -138,7 +138,7 @@ class TrainingState:
         self._fixed_micro_batches = fixed_micro_batches
         self._random_file = f"random_state_{accelerator.process_index}.json"
         self.model_class = ""
-        self._loaded_weights: dict[str, Tensor] = {}
+        self._weights: dict[str, Tensor] = {}
         self._shard_group: torch.distributed.ProcessGroup | None = None
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None  # the checkpoint that is being completed
@@ -173,8 +173,11 @@ class TrainingState:
             read_shards(checkpoint, saved_weights(model))
         else:
             safetensors.torch.load_model(model, checkpoint / _MODEL_FILE)
-        if self._accelerator.distributed_type == DistributedType.DEEPSPEED:  # it may convert the model's weights
-            self._loaded_weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    def keep_weights(self, model: nn.Module) -> None:
+        """Keep the weights until `attach`, under DeepSpeed, which may convert them to another data type."""
+        if self._accelerator.distributed_type == DistributedType.DEEPSPEED:
+            self._weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
     def attach(
         self,
@@ -192,7 +195,9 @@ class TrainingState:
         saved_class = getattr(unwrapped, "checkpoint_class", type(unwrapped))
         self.model_class = saved_class.__name__.removeprefix("FSDP")  # sharding makes a subclass named FSDP<class>
         distributed_type = self._accelerator.distributed_type
-        self._engine_state = EngineState(model) if distributed_type == DistributedType.DEEPSPEED else None
+        self._engine_state: EngineState | None = None
+        if distributed_type == DistributedType.DEEPSPEED:
+            self._engine_state, self._weights = EngineState(model, self._weights), {}
         is_sharded_run = distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
         # other models save the weights of a part, or write files of adapters with the gathered weights
         has_hooks = hasattr(unwrapped, "load_saved_weights") or bool(getattr(unwrapped.base_model, "save_hooks", ()))
@@ -207,8 +212,7 @@ class TrainingState:
         self._step_metrics.load_state_dict(state["records"])
         if self._engine_state is not None:
             parameters = self._engine_state.sharded_parameters()
-            self._engine_state.load(self._loaded_weights, _read_moments(checkpoint, parameters))
-            self._loaded_weights = {}
+            self._engine_state.load_moments(_read_moments(checkpoint, parameters))
             self._engine_state.load_loss_scale(state.get("loss_scale") or {})
         else:
             _load_optimizer(self._unwrapped_model, self._optimizer, checkpoint)
@@ -374,6 +378,9 @@ class TrainingState:
         finally:
             if shows_progress:
                 logging.enable_progress_bar()
+        if self._engine_state is not None:  # the saved weights are not converted to the engine's data type
+            config = read_json(folder / CONFIG_NAME) | {"dtype": self._identity["dtype"]}
+            (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         if self._tokenizer is not None:
             self._tokenizer.save_pretrained(folder)
 

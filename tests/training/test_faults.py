@@ -266,7 +266,8 @@ def test_deepspeed_equals_one_process(workspace, tmp_path, pretrain_with_deepspe
 
 @pytest.mark.slow
 def test_deepspeed_resumes_exactly_in_bfloat16(workspace, tmp_path, pretrain_with_deepspeed):
-    """The engine has bfloat16 weights; the checkpoint has the float32 weights that the optimizer updates."""
+    """The engine has bfloat16 weights; the checkpoint has the float32 weights that the optimizer updates, and the
+    frozen ones as they were."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     for directory, lengths in ((whole, [8]), (resumed, [4, 8])):
         for max_steps in lengths:
@@ -278,6 +279,13 @@ def test_deepspeed_resumes_exactly_in_bfloat16(workspace, tmp_path, pretrain_wit
     for name, weight in expected.items():
         assert weight.dtype == torch.float32
         assert torch.equal(actual[name], weight), name
+
+    adapter = tmp_path / "adapter"
+    flags = *workspace.flags(adapter), "--model", whole, "--adapter", "pfeiffer", "--max_steps", 1
+    code, errors = pretrain_with_deepspeed(*flags, precision="bf16")
+    assert code == 0, errors
+    for name, weight in load_file(adapter / "model.safetensors").items():
+        assert torch.equal(weight, expected[name]), name
 
 
 @pytest.mark.slow
