@@ -183,8 +183,10 @@ class SentencePairs(SentencePairCollator, Objective):
         template = self.templates[len(segments)]
         excess = sum(map(len, segments)) - template.num_text_tokens(self.max_length)
         if excess > 0:
-            self.statistics["truncated_tokens"] += excess
             segments = _truncate(segments, excess, rng)
+            for segment, truncated in zip(pair.segments, segments, strict=True):
+                if segment.document is segments[0].document:  # a random segment's document has its own examples
+                    self.statistics["truncated_tokens"] += len(segment) - len(truncated)
         example: Example = {
             "input_ids": template.fill(*(segment.ids for segment in segments)),
             "token_type_ids": template.token_types(*map(len, segments)),

@@ -130,7 +130,12 @@ class SourceTargetObjective(SourceTargetCorruption, Objective):
                 ids = target.ids[: self.target_length - 1]
                 num_text_tokens = self.template.num_text_tokens(self.max_length - 1 - len(ids))
                 truncated = len(target.ids) - len(ids) + max(0, len(source.ids) - num_text_tokens)
-                self.statistics.update(sentences=1, tokens=len(source.ids), truncated_tokens=truncated)
+                self.statistics.update(
+                    sentences=1,
+                    tokens=len(source.ids),
+                    target_tokens=len(target.ids),
+                    truncated_tokens=truncated,
+                )
                 example: Example = {
                     "input_ids": self.template.fill(source.ids[:num_text_tokens]),
                     "target_ids": np.append(ids, end),

@@ -277,7 +277,7 @@ def make_examples(
 def excluded_text(examples: Examples) -> str:
     """How much text the examples lack, "3 texts left out, 20 of 100 tokens truncated"; empty if nothing, or unknown."""
     statistics = getattr(examples, "statistics", {})
-    tokens = statistics.get("tokens", 0)
+    tokens = statistics.get("tokens", 0) + statistics.get("target_tokens", 0)
     truncated = statistics.get("truncated_tokens", 0) + statistics.get("dropped_tokens", 0)
     parts = [f"{statistics['left_out']:,} texts left out"] if statistics.get("left_out") else []
     parts += [f"{truncated:,} of {tokens:,} tokens truncated"] if truncated else []

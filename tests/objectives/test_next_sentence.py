@@ -36,10 +36,12 @@ def test_segments_are_contiguous(tokenizer, shape, max_length, seed, short):
         else:
             assert example["next_sentence_label"] == pairs.RANDOM
             assert document_of[int(a[0])] != document_of[int(b[0])], "a random segment is from another document"
-    if not objective.statistics["truncated_tokens"]:
+    truncated = objective.statistics["truncated_tokens"]
+    if not truncated:
         assert word_counts == Counter(document_of.keys()), "each sentence once; those replaced by a random B are reused"
     assert max(word_counts.values()) == 1
     assert objective.statistics["tokens"] == len(document_of)
+    assert word_counts.total() + truncated == len(document_of), "truncated tokens of random segments are not counted"
 
 
 def test_single_sentence_documents(tokenizer, capsys):

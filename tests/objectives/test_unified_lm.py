@@ -113,7 +113,10 @@ def test_masked_targets(tokenizer, monkeypatch, side):
     for epoch in range(12):
         objective = MaskedSequenceToSequence(tokenizer, max_length=14, seed=1, max_target_length=5)
         rows = list(objective.examples([*pairs(), TranslatedText(["wa", ""])]))
-        assert objective.statistics["left_out"] == 1
+        statistics = objective.statistics
+        assert statistics["left_out"] == 1
+        num_text_tokens = sum(len(row["input_ids"]) - 2 + len(row["target_ids"]) - 1 for row in rows)
+        assert num_text_tokens + statistics["truncated_tokens"] == statistics["tokens"] + statistics["target_tokens"]
         batch = objective.collate(with_index(rows, epoch))
         for number, row in enumerate(rows):
             source, target = row["input_ids"].tolist(), row["target_ids"].tolist()

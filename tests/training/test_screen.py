@@ -114,5 +114,7 @@ def test_next_commands(workspace, tmp_path: Path, capsys: pytest.CaptureFixture)
 def test_excluded_text() -> None:
     statistics = {"tokens": 1000, "truncated_tokens": 20, "left_out": 3}
     assert excluded_text(SimpleNamespace(statistics=statistics)) == "3 texts left out, 20 of 1,000 tokens truncated"
+    statistics = {"tokens": 1000, "target_tokens": 500, "truncated_tokens": 1200}
+    assert excluded_text(SimpleNamespace(statistics=statistics)) == "1,200 of 1,500 tokens truncated"
     assert excluded_text(SimpleNamespace(statistics={"tokens": 1000})) == ""
     assert excluded_text(SimpleNamespace()) == ""
