@@ -72,6 +72,15 @@ class SingleDocumentError(CtxError):
     """The text has a single document, and the objective needs segments of two."""
 
 
+def single_document_error(in_each_part: bool = False) -> SingleDocumentError:
+    """The error for a text with a single document, or with one in each of its parts."""
+    return SingleDocumentError(
+        "The objective samples second segments from other documents, but there is only one document with text"
+        + (" in each part of the dataset." if in_each_part else "."),
+        hint="separate the documents (in a text file: by a blank line), or use the objective `mlm`.",
+    )
+
+
 @dataclass(frozen=True)
 class HeldOut:
     """The numbers of the held-out documents: a random one of each `block` consecutive numbers."""

@@ -16,7 +16,7 @@ from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import describe_differences, file_digest, read_json
 from hf_ctxmodels.core.output_files import replacing, wrap_write_errors
-from hf_ctxmodels.data.documents import Documents, NoDocumentError, SingleDocumentError
+from hf_ctxmodels.data.documents import Documents, NoDocumentError, SingleDocumentError, single_document_error
 from hf_ctxmodels.data.examples import Example, ExampleBuilder, build_columns, no_examples_error
 from hf_ctxmodels.data.folders import PARALLEL_READS, LocalFolder, RemoteFolder
 from hf_ctxmodels.data.prepared import (
@@ -43,6 +43,9 @@ from hf_ctxmodels.data.processes import map_in_processes
 SENTENCES = "text_sentences"
 """Statistic of a source: number of sentences, from which it is sampled."""
 
+SINGLE_DOCUMENT_PARTS = "single_document_parts"
+"""Statistic: number of parts without examples, because the objective needs two documents."""
+
 
 @dataclass(frozen=True)
 class TextPart:
@@ -62,11 +65,16 @@ class TextPart:
         needs two; adds to the objective's statistics."""
         documents = self._counted(objective)
         is_one_of_several = isinstance(self.documents, Documents) and self.documents.may_be_empty
-        with suppress(NoDocumentError, SingleDocumentError) if is_one_of_several else suppress(NoDocumentError):
+        with suppress(NoDocumentError):
             if (first := next(documents, None)) is None:
                 return
             builder = objective.for_part(self.number)
-            yield from builder.examples(chain([first], documents))
+            try:
+                yield from builder.examples(chain([first], documents))
+            except SingleDocumentError:
+                if not is_one_of_several:
+                    raise
+                objective.statistics[SINGLE_DOCUMENT_PARTS] += 1
             if builder is not objective:
                 objective.statistics.update(builder.statistics)
 
@@ -83,11 +91,17 @@ def text_parts(documents: Iterable[list[str]], objective: ExampleBuilder, source
 
 
 def examples_of(parts: Sequence[TextPart], objective: ExampleBuilder) -> Iterator[Example]:
-    """The examples of all parts, in order; raises NoDocumentError if there is no document."""
-    before = objective.statistics[SENTENCES]
+    """The examples of all parts, in order; raises NoDocumentError if there is no document, and SingleDocumentError if
+    the objective needs two documents, and each part has one."""
+    before, is_empty = Counter(objective.statistics), True
     for part in parts:
-        yield from part.examples(objective)
-    if objective.statistics[SENTENCES] == before:
+        for example in part.examples(objective):
+            is_empty = False
+            yield example
+    counts = objective.statistics - before
+    if is_empty and counts[SINGLE_DOCUMENT_PARTS]:
+        raise single_document_error(in_each_part=True)
+    if not counts[SENTENCES]:
         for part in parts:
             next(iter(part.documents), None)  # raises
         raise no_examples_error()
@@ -262,7 +276,8 @@ class Preparation:
             hint = "delete these files, and run `hf-ctxmodels prepare` with the same flags again."
             raise damaged_files_error(changed, str(self.folder), hint)
         if not any(TRAIN in record.files for record in complete):
-            raise no_examples_error()
+            has_single = any(record.statistics[TRAIN].get(SINGLE_DOCUMENT_PARTS) for record in complete)
+            raise single_document_error(in_each_part=True) if has_single else no_examples_error()
         if self.validation_fraction and not any(VALIDATION in record.files for record in complete):
             has_text = any(record.statistics.get(VALIDATION) for record in complete)
             raise NoDocumentError(

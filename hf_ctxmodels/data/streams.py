@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.documents import SingleDocumentError, single_document_error
 from hf_ctxmodels.data.examples import ExampleStream, no_examples_error
 from hf_ctxmodels.data.mixtures import SampledStream, sample_choices
 from hf_ctxmodels.data.seeding import Purpose, generator
@@ -212,20 +213,25 @@ class ShardedStream(IterableDataset):
         """Endless examples of a source; updates the position."""
         parts, seed = self.sources[source], self.stream.seed + source
         visit, example = 1 + 2 * source, 2 + 2 * source
-        num_empty = 0
+        num_empty, error = 0, no_examples_error()
         while True:
             epoch, index = divmod(position[visit], len(parts))
             order = generator(seed, epoch, 0, Purpose.PART_ORDER).permutation(len(parts))
             number = int(order[index])
             examples = self.stream.arrange(parts[number].one_pass(epoch), epoch, number)
-            for item in islice(examples, position[example], None):
-                position[example] += 1
-                yield item
+            try:
+                for item in islice(examples, position[example], None):
+                    position[example] += 1
+                    yield item
+            except SingleDocumentError:
+                if len(parts) == 1:
+                    raise
+                error = single_document_error(in_each_part=True)
             num_empty = 0 if position[example] else num_empty + 1
             if num_empty > _MAX_EMPTY_PASSES * len(parts):
                 if isinstance(self.stream, ContiguousStream):
                     check_contiguous_rows(0, self.stream.contiguous_rows)
-                raise no_examples_error()
+                raise error
             position[visit], position[example] = position[visit] + self.num_shards, 0
 
 

@@ -15,7 +15,7 @@ from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_choice, check_range, flag
-from hf_ctxmodels.data.documents import SingleDocumentError
+from hf_ctxmodels.data.documents import single_document_error
 from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.padding import Batch
 from hf_ctxmodels.data.seeding import Purpose, generator
@@ -151,11 +151,7 @@ class SentencePairs(SentencePairCollator, Objective):
         for batch in tokenized_batches(self.tokenizer, documents, self.masker.rule.needs_words):
             usable = [(index, self.prepare(document)) for index, document in enumerate(batch) if len(document)]
             if self.samples_other_documents and len(usable) < 2:
-                raise SingleDocumentError(
-                    f"{type(self).__name__} samples second segments from other documents, but there is only one "
-                    "document with text.",
-                    hint="separate the documents (in a text file: by a blank line), or use the objective `mlm`.",
-                )
+                raise single_document_error()
             texts = [document for _, document in usable]
             for position, (index, document) in enumerate(usable):
                 rng = generator(self.seed, epoch, number + index, Purpose.PAIRING)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import datasets
@@ -12,7 +13,15 @@ import numpy as np
 import pytest
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.data import EpochBatchSampler, ExampleSet, document_sources, load_documents
+from hf_ctxmodels.data import (
+    DocumentStream,
+    EpochBatchSampler,
+    ExampleSet,
+    ShardedStream,
+    ShuffledStream,
+    document_sources,
+    load_documents,
+)
 from hf_ctxmodels.data import documents as documents_module
 from hf_ctxmodels.data import training_set as training_set_module
 from hf_ctxmodels.data.folders import RemoteFolder
@@ -318,8 +327,19 @@ def test_part_with_a_single_document(tmp_path: Path, small_parts, monkeypatch) -
     assert max(sizes) > 1
     counts = [len(list(part.examples(objective))) for part in parts]
     assert [count > 0 for count in counts] == [size > 1 for size in sizes]
-    with pytest.raises(CtxError, match="only one document"):
+    with pytest.raises(CtxError, match=r"only one document with text\."):
         list(text_parts(load_documents(str(tmp_path / "one.txt")), objective)[0].examples(objective))
+    single = replace(text, layout=tuple(part for part, size in zip(text.layout, sizes, strict=True) if size == 1) * 2)
+    preparation = prepare(objective, single, tmp_path / "single")
+    preparation.run()
+    stream, single_stream = (
+        ShardedStream(ShuffledStream(DocumentStream(documents, objective), 2, seed=0)) for documents in (text, single)
+    )
+    assert len(list(islice(stream, 3 * sum(counts)))) == 3 * sum(counts)
+    makers = (preparation.merge, lambda: list(examples_of(text_parts(single, objective), objective)))
+    for make_examples in (*makers, lambda: next(iter(single_stream))):
+        with pytest.raises(CtxError, match=r"only one document with text in each part of the dataset\."):
+            make_examples()
     preparation = prepare(objective, text, tmp_path / "out", fraction=0.1)
     assert [len(list(part.documents.split(0.1)[1])) for part in preparation.parts] == [1, 0, 0]
     preparation.run()
