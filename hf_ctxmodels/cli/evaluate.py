@@ -18,7 +18,7 @@ from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.devices import DeviceArguments, select_device
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
+from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, non_default_fields
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.document_sources import document_files, load_documents
 from hf_ctxmodels.data.files import split_columns
@@ -80,8 +80,14 @@ class WordArguments:
     )
 
     def __post_init__(self) -> None:
-        check_range(self, "most_frequent", at_least=1)
+        check_range(self, "most_frequent", "occurrences", at_least=1)
         require_test(self, "similarity", "analogies", "near", "analogy", "ratios")
+        if not self.contexts and (unused := sorted(non_default_fields(self) & {"layer", "occurrences"})):
+            raise CtxError(
+                f"{' and '.join(unused)} apply only to words in context.",
+                location=" ".join(f"--{name}" for name in unused),
+                hint="add --contexts FILE, or remove these flags.",
+            )
 
 
 def require_test(arguments: object, *names: str) -> None:
@@ -164,7 +170,6 @@ def print_cooccurrence_ratios(arguments: WordArguments, model: Any, tokenizer: A
 
 def print_nearest_in_context(arguments: WordArguments, placement: DeviceArguments) -> None:
     """Print the nearest words in context of some occurrences of each word."""
-    check_range(arguments, "occurrences", at_least=1)
     sentences = read_sentences(arguments.contexts)
     queries = [query for word in arguments.near for query in find_occurrences(sentences, word, arguments.occurrences)]
     if not queries:
