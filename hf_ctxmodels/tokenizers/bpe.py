@@ -11,6 +11,7 @@ from tokenizers.trainers import BpeTrainer
 from transformers import BatchEncoding
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
+from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.loading import read_json, read_utf8
 from hf_ctxmodels.tokenizers.base import (
     CtxTokenizer,
@@ -187,8 +188,9 @@ class CtxByteBPETokenizer(BPETokenizer):
             min_frequency: Minimum frequency of a merged pair.
 
         Raises:
-            CtxError: There is no text, or `vocab_size` is too small for the bytes.
+            CtxError: There is no text, an option is out of range, or `vocab_size` is too small for the bytes.
         """
+        check_range({"min_frequency": min_frequency, "model_max_length": model_max_length}, at_least=1)
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         minimum = len(cls.first_tokens) + len(alphabet) + len(cls.last_tokens)
         check_vocab_size(vocab_size, minimum, f"the 256 bytes and {minimum - len(alphabet)} special tokens")
@@ -247,6 +249,7 @@ class WordBPETokenizer(BPETokenizer):
         Every character has two tokens, one for the end of a word, as in the released vocabulary. Arguments and errors
         are as in `CtxByteBPETokenizer.train`, but the texts are iterated twice.
         """
+        check_range({"min_frequency": min_frequency, "model_max_length": model_max_length}, at_least=1)
         texts = list(texts) if isinstance(texts, Iterator) else texts
         backend = Tokenizer(BPE(unk_token=cls.first_tokens[0], end_of_word_suffix=END_OF_WORD))
         _set_splitting(backend, do_lower_case)
@@ -351,8 +354,9 @@ class JointBPETokenizer(BPETokenizer):
             vocab_size: Maximum number of tokens, including special tokens and tags.
 
         Raises:
-            CtxError: There is no text, or `vocab_size` is too small for its characters.
+            CtxError: There is no text, an option is out of range, or `vocab_size` is too small for its characters.
         """
+        check_range({"min_frequency": min_frequency, "model_max_length": model_max_length}, at_least=1)
         texts = list(texts) if isinstance(texts, Iterator) else texts  # iterated several times
         tags = sorted({tag for _, tag, _ in map(_split_example, texts) if tag})
         if not any(map(str.strip, _sources_and_translations(texts))):

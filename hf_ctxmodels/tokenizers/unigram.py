@@ -13,9 +13,11 @@ from tokenizers.models import Unigram
 from transformers.convert_slow_tokenizer import SentencePieceExtractor
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.tokenizers.base import (
     CtxTokenizer,
     check_special_tokens,
+    check_vocab_size,
     empty_text_error,
     missing_vocabulary_error,
 )
@@ -129,8 +131,11 @@ class CtxUnigramTokenizer(CtxTokenizer):
             character_coverage: Share of the characters in the texts that the vocabulary covers.
 
         Raises:
-            CtxError: There is no text, `vocab_size` is too small for its characters, or `sentencepiece` is missing.
+            CtxError: There is no text, an option is out of range, `vocab_size` is too small for its characters, or
+                `sentencepiece` is missing.
         """
+        check_range({"character_coverage": character_coverage}, at_least=0.98, at_most=1)  # limits of SentencePiece
+        check_range({"model_max_length": model_max_length}, at_least=1)
         rules = {"do_lower_case": do_lower_case, "keep_accents": keep_accents}
         options: dict[str, Any] = {name: value for name, value in rules.items() if value is not None}
         options["model_max_length"] = model_max_length
@@ -142,6 +147,7 @@ class CtxUnigramTokenizer(CtxTokenizer):
             from sentencepiece import SentencePieceTrainer
         except ImportError as error:
             raise _sentencepiece_missing("Training") from error
+        check_vocab_size(vocab_size, len(specials) + 1, f"{len(specials)} special tokens and a character")
         words = _count_words(normalize(text).split() for text in texts)
         if not words:
             raise empty_text_error()
@@ -164,7 +170,7 @@ class CtxUnigramTokenizer(CtxTokenizer):
                 minloglevel=2,
             )
         except (RuntimeError, OSError) as error:
-            reason = str(error).rpartition("] ")[2]
+            reason = str(error).strip().rpartition("] ")[2]
             raise CtxError(
                 f"SentencePiece cannot learn {size} tokens, including {len(cls.first_tokens)} special tokens: {reason}",
                 hint="ask for more tokens, or keep fewer characters with character_coverage (0.98 to 1).",

@@ -9,6 +9,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoTokenizer
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.generation import check_target_vocabulary
 from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_special_tokens, empty_text_error, missing_vocabulary_error
@@ -89,9 +90,10 @@ class CtxWordTokenizer(CtxTokenizer):
             model_max_length: Maximum input length in words.
 
         Raises:
-            CtxError: There is no text, no word reaches `min_count`, `vocab_size` is too small, or
-                `pretrained_embeddings` has no word tokenizer.
+            CtxError: There is no text, an option is out of range, no word reaches `min_count`, `vocab_size` is too
+                small, or `pretrained_embeddings` has no word tokenizer.
         """
+        check_range({"min_count": min_count, "model_max_length": model_max_length}, at_least=1)
         if pretrained_embeddings:
             source = load_pretrained(AutoTokenizer, pretrained_embeddings, "the tokenizer of the word embeddings")
             if not isinstance(source, CtxWordTokenizer):
@@ -312,6 +314,8 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
             target_vocab_size: Maximum number of target tokens; 0 for `vocab_size`.
             kwargs: Arguments for the source language.
         """
+        check_range({"target_vocab_size": target_vocab_size}, at_least=0)
+        check_range({"min_target_count": min_target_count}, at_least=1)
         texts = list(texts) if isinstance(texts, Iterator) else texts  # iterated twice
         if not cls.requires_target_words and not all(TRANSLATION_SEPARATOR in text for text in texts):
             return super().train(texts, vocab_size, **kwargs)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, trainers
 from tokenizers.models import WordPiece
 
+from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.loading import read_utf8
 from hf_ctxmodels.tokenizers.base import (
     CtxTokenizer,
@@ -101,8 +102,14 @@ class WordPieceTokenizer(CtxTokenizer):
             limit_alphabet: Maximum number of different characters; the most frequent are kept.
 
         Raises:
-            CtxError: There is no text, or `vocab_size` is too small for its characters.
+            CtxError: There is no text, an option is out of range, or `vocab_size` is too small for its characters.
         """
+        options = {
+            "min_frequency": min_frequency,
+            "limit_alphabet": limit_alphabet,
+            "model_max_length": model_max_length,
+        }
+        check_range(options, at_least=1)
         if isinstance(texts, Iterator):
             texts = list(texts)
         rules: dict[str, Any] = {

@@ -76,11 +76,38 @@ def test_training_without_text_raises(trained, texts):
         ("gpt", "abc é", 9, "ask for at least 10 tokens"),
         ("albert", "abcdefgh", 12, r"cannot learn 12 tokens(.|\n)*required_chars. 12 vs"),
         ("xlnet", "abcdefgh", 12, r"cannot learn 12 tokens(.|\n)*required_chars. 12 vs"),
+        ("albert", "ab", -1, "vocab_size=-1 is too small for 5 special tokens"),
     ],
 )
 def test_vocabulary_size_below_alphabet_raises(family, text, size, message):
     with pytest.raises(CtxError, match=message):
         FAMILIES[family].tokenizer.train([text], size)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "value"),
+    [
+        ("bert", "min_frequency", -1),
+        ("bert", "limit_alphabet", 0),
+        ("roberta", "min_frequency", -1),
+        ("gpt", "min_frequency", -1),
+        ("laser", "min_frequency", -1),
+        ("word2vec", "min_count", 0),
+        ("cvt", "target_vocab_size", -1),
+        ("cvt", "min_target_count", 0),
+        ("albert", "character_coverage", 1.5),
+        ("xlnet", "character_coverage", 0.9),
+        *((family, "model_max_length", 0) for family in FAMILY_NAMES),
+    ],
+)
+def test_training_options_out_of_range_raise(family, name, value):
+    with pytest.raises(CtxError, match=f"{name}={value} is out of range"):
+        FAMILIES[family].tokenizer.train(TEXTS, 400, **{name: value})
+
+
+def test_training_options_of_separate_vocabularies_out_of_range_raise():
+    with pytest.raises(CtxError, match="min_frequency=-1 is out of range"):
+        FAMILIES["xlm"].tokenizer.train(["<en> a cat"], 60, separate_vocabularies=True, min_frequency=-1)
 
 
 @pytest.mark.parametrize(("family", "options"), [("bert", {}), ("roberta", {"merges": []})])

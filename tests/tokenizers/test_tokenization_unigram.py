@@ -172,11 +172,6 @@ def test_training_on_long_documents(case):
     assert tokenizer.tokenize("window") == ["▁window"]
 
 
-def test_invalid_character_coverage(case):
-    with pytest.raises(CtxError, match=r"0.98 to 1"):
-        case.tokenizer_class.train(TEXTS, 100, character_coverage=1.5)
-
-
 def test_missing_sentencepiece(case, folders, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(CtxError, match=r"Reading (.|\n)*sentencepiece(.|\n)*pip install"):

@@ -12,6 +12,7 @@ from tokenizers.models import BPE
 from transformers import BatchEncoding
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.generation import split_language_tag
 from hf_ctxmodels.models.xlm.moses import split_words, without_accents
 from hf_ctxmodels.tokenizers.base import empty_text_error
@@ -272,6 +273,7 @@ class CtxXLMTokenizer(WordBPETokenizer):
         model_max_length: int = 512,
     ) -> Self:
         """Learn the merges of each language from its characters, shifted to a plane of their own."""
+        check_range({"min_frequency": min_frequency, "model_max_length": model_max_length}, at_least=1)
         names = sentences.read_languages()
         size = (vocab_size - len(cls.first_tokens)) // len(names)
         vocab, merges = {token: index for index, token in enumerate(cls.first_tokens)}, []
