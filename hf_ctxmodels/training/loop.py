@@ -76,6 +76,7 @@ class TrainingResult:
     tokens_per_second: float | None
     metrics: dict[str, float]
     curve: list[dict[str, float]]
+    has_measured_rate: bool = False
 
     def summary(self, **fields: Any) -> TrainingSummary:
         """The summary of this run with further fields of `TrainingSummary`."""
@@ -155,7 +156,8 @@ class TrainingLoop:
                 self.log.close()
                 if self.arguments.report_to != "none":
                     self.accelerator.end_training()
-        if self.arguments.learning_rate == "auto":  # the first parameter group has the unscaled rate
+        has_measured_rate = self.arguments.learning_rate == "auto"
+        if has_measured_rate:  # the first parameter group has the unscaled rate
             self.arguments = replace(self.arguments, learning_rate=float(self.scheduler.base_lrs[0]))
         return TrainingResult(
             arguments=replace(self.arguments, dtype=forward_dtype(self.accelerator)),
@@ -168,6 +170,7 @@ class TrainingLoop:
             tokens_per_second=self.timed_tokens / self.logged_seconds if self.timed_tokens else None,
             metrics=self.training_state.metrics,
             curve=self.log.curve,
+            has_measured_rate=has_measured_rate,
         )
 
     def _set_up(self, checkpoint: Path | None) -> None:

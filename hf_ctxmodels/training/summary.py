@@ -16,10 +16,8 @@ from hf_ctxmodels.core.loading import check_json_type, read_json
 from hf_ctxmodels.core.output_files import write_text_file
 
 SUMMARY_FILE = "training_summary.json"
-_HINT = (
-    "try a higher --learning_rate (--learning_rate auto measures one), more steps, a pretrained --model, or, for a new "
-    "model, another --config_options initializer_range."
-)
+_RATE_HINT = "a higher --learning_rate (--learning_rate auto measures one), "
+_HINT = "more steps, a pretrained --model, or, for a new model, another --config_options initializer_range."
 _NEW_SUMMARY = "train the model again to write a new one."
 _PACKAGES = ("hf_ctxmodels", "torch", "transformers", "accelerate", "datasets", "tokenizers")
 
@@ -52,6 +50,7 @@ class TrainingSummary:
         metrics: The last evaluation ("eval_<name>"), baselines by frequencies ("baseline_<name>"), the TF-IDF
             baseline of tasks on texts ("baseline_<name>_tfidf"), and upper bounds ("upper_bound_<name>") if the
             tokenizer cannot reproduce the targets.
+        has_measured_rate: Whether the learning rate is of a range test (`--learning_rate auto`).
         layer_shares: Learned share of each layer, by the name of the layer mix, see `ScalarMix`.
         warnings: Signs that the model has not learned, one sentence each.
         curve: The records of `training_log.jsonl`.
@@ -73,6 +72,7 @@ class TrainingSummary:
     objective_options: dict[str, Any] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
     hyperparameters: dict[str, Any] = field(default_factory=dict)
+    has_measured_rate: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
     layer_shares: dict[str, list[float]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -89,7 +89,8 @@ class TrainingSummary:
     def print_warnings(self) -> None:
         """Print a line with the warnings, if any, and a hint."""
         if self.warnings:
-            print(f"warning: {'; '.join(self.warnings)}; hint: {_HINT}")
+            rate_hint = "" if self.has_measured_rate else _RATE_HINT
+            print(f"warning: {'; '.join(self.warnings)}; hint: try {rate_hint}{_HINT}")
 
     def save(self, directory: str | Path) -> Path:
         """Write `training_summary.json` into `directory` and return its path."""

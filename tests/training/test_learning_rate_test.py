@@ -88,14 +88,17 @@ def test_loss_that_never_falls_raises():
 
 
 @pytest.mark.slow
-def test_auto_run_equals_run_with_suggested_rate(workspace, pretraining_setup, tmp_path, monkeypatch):
+def test_auto_run_equals_run_with_suggested_rate(workspace, pretraining_setup, tmp_path, monkeypatch, capsys):
     """Bit for bit, with dropout, accumulation and layerwise rates; a resumed run does not repeat the test."""
     options = {"gradient_accumulation_steps": 2, "layerwise_lr_decay": 2.0, "save_steps": 3}
     model = new_model(workspace, "dropout.json")
     result = run(model, pretraining_setup, arguments(tmp_path / "auto", learning_rate="auto", **options))
     rate = result.arguments.learning_rate
     assert result.curve[0]["learning_rate"] == rate
-    assert result.summary(task="", dataset="").hyperparameters["learning_rate"] == rate
+    summary = result.summary(task="", dataset="", warnings=["The loss did not fall"])
+    assert summary.hyperparameters["learning_rate"] == rate
+    summary.print_warnings()
+    assert "hint: try more steps, a pretrained --model" in capsys.readouterr().out, "no hint to measure the rate"
     monkeypatch.setattr(loop, "learning_rate_range_test", None)
     model = new_model(workspace, "dropout.json")
     resumed = arguments(tmp_path / "auto", learning_rate="auto", max_steps=6, resume=True, **options)
