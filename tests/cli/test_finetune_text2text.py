@@ -99,6 +99,9 @@ def test_mixture_training_prediction_and_finetuning(folder: Path, tmp_path: Path
     has_learned = steps >= 100
     assert metrics["eval_film_accuracy"] > 0.8 > metrics["baseline_film_accuracy"] or not has_learned
     assert metrics["baseline_film_unknown_outputs"] == 0
+    for task, unknown in (("film", "none of the labels"), ("german", "empty"), ("length", "not a number")):
+        share = metrics[f"eval_{task}_unknown_outputs"]
+        assert (f"{task}: {share:.1%} of the outputs are {unknown}\n" in printed) == (share > 0)
     scores = json.loads((out / "scores.json").read_text())
     assert scores["metrics"] == {"film": "accuracy", "german": "exact_match", "length": "pearsonr"}
     assert list(scores["rows"]) == ["model", "best model of each task", "baseline"]

@@ -36,6 +36,7 @@ from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult
 from hf_ctxmodels.training.model_loading import prepare_for_training
 
 BEST_FOLDER = "best"
+_UNKNOWN_OUTPUTS = {"classification": "none of the labels", "number": "not a number", "text": "empty"}
 
 
 @dataclass(kw_only=True)
@@ -212,9 +213,9 @@ def _report(
     if all(name.startswith("deca_") for name in runs):
         task_metrics = {f"eval_{name}": run.task.text_task.metrics[0] for name, run in runs.items()}
         print(f"decaScore: {deca_score(task_metrics, metrics):.1f} of {100 * len(runs)}")
-    for name in runs:
+    for name, run in runs.items():
         if share := metrics.get(f"eval_{name}_unknown_outputs"):
-            print(f"{name}: {share:.1%} of the outputs are not a label, number or text")
+            print(f"{name}: {share:.1%} of the outputs are {_UNKNOWN_OUTPUTS[run.task.text_task.kind]}")
     print(f"model, tokenizer, log, summary and scores saved in {output}")
     summary.print_warnings()
     again = ("finetune", "text2text", "--model", output, "--tasks", "FILE", "--only", next(iter(trained)))
