@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import getdoc
 from pathlib import Path
 
@@ -20,23 +20,20 @@ from hf_ctxmodels.data.cleaning import (
     check_text_suffix,
     write_documents,
 )
-from hf_ctxmodels.data.document_sources import document_files, load_documents
+from hf_ctxmodels.data.document_sources import DataArguments, document_files, load_documents
 from hf_ctxmodels.data.files import file_name
 from hf_ctxmodels.data.overlap import OverlapRule, measure_overlap
 from hf_ctxmodels.data.text_files import Separator, read_lines
 
+_DATA_FLAGS = ("dataset", "dataset_config", "dataset_split", "document_separator", "text_column")
+
 
 @dataclass
 class CleaningArguments:
-    """Input, output and rules."""
+    """Output and rules."""
 
-    dataset: list[str] = flag(REQUIRED, "Raw text, in any format of `pretrain --dataset`.")
     output: str = flag(REQUIRED, "File to write: .txt or .jsonl, plain or with .gz or .zst.")
     report: str | None = flag(None, "JSON file for the numbers that the command prints.")
-    text_column: str = flag("text", "Column with the text of a document, except in .txt.")
-    dataset_config: str | None = flag(None, "Configuration of a Hub dataset.")
-    dataset_split: str = flag("train", "Split of a Hub dataset or directory.")
-    document_separator: Separator | None = flag(None, "End of a document in text files, as in pretrain.")
     min_words: int = flag(CleaningRules.min_words, "Minimum number of words in a line.")
     min_sentences: int = flag(CleaningRules.min_sentences, "Minimum number of sentences in a document.")
     bad_words: str | None = flag(None, "File with one word or phrase per line; documents that contain one are removed.")
@@ -54,9 +51,9 @@ def clean() -> None:
     Keeps lines that end in terminal punctuation and have at least 5 words, and documents with at least 3 sentences. All
     but one of the spans of three sentences that occur more than once are removed. Prints what each rule removed.
     """
-    (arguments,) = parse_arguments(CleaningArguments, description=getdoc(clean))
+    data, arguments = parse_arguments((DataArguments, _DATA_FLAGS), CleaningArguments, description=getdoc(clean))
     check_text_suffix(arguments.output)
-    inputs = (*document_files(arguments.dataset), arguments.bad_words)
+    inputs = (*document_files(data.dataset), arguments.bad_words)
     for name in ("output", "report"):
         if (file := getattr(arguments, name)) is not None:
             check_output_file(file, flag=f"--{name}", overwrite=arguments.overwrite, inputs=inputs)
@@ -68,13 +65,7 @@ def clean() -> None:
         bad_words=[word for word in bad_words if word],
         is_in_language=arguments.language and LanguageFilter(arguments.language, arguments.min_language_probability),
     )
-    documents = load_documents(
-        *arguments.dataset,
-        split=arguments.dataset_split,
-        text_column=arguments.text_column,
-        config_name=arguments.dataset_config,
-        document_separator=arguments.document_separator,
-    )
+    documents, _ = replace(data, validation_fraction=0.0).load()
     cleaner = TextCleaner(rules)
     write_documents(arguments.output, cleaner.clean(progress_bar(documents.paragraphs(), "cleaning", unit="documents")))
     if arguments.report is not None:

@@ -63,7 +63,7 @@ SizedReader = tuple[Reader, int | None]
 
 @dataclass
 class DataArguments:
-    """Documents, and their held-out share.
+    """Documents.
 
     The same documents are held out in all commands, independent of --seed.
     """
