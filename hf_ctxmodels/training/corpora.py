@@ -30,7 +30,7 @@ from hf_ctxmodels.data.control_codes import add_control_codes
 from hf_ctxmodels.data.document_sources import NONE
 from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.files import describe_content, file_errors, file_info, open_file, split_columns
+from hf_ctxmodels.data.files import file_errors, file_info, open_file, split_columns
 from hf_ctxmodels.data.folders import RemoteFolder
 from hf_ctxmodels.data.preparation import Preparation, examples_of, held_out_errors, text_parts
 from hf_ctxmodels.data.prepared import (
@@ -188,15 +188,14 @@ def objective_identity(objective: Objective) -> dict[str, Any]:
 
 
 def objective_files(objective: Objective) -> dict[str, str]:
-    """Options of an objective that name files -> descriptions of their content."""
-    values = objective.options.items()
-    return {name: describe_content(value) for name, value in values if isinstance(value, str) and os.path.isfile(value)}
+    """Options of an objective that name files -> digests of their content."""
+    files = {name: value for name, value in objective.options.items() if isinstance(value, str)}
+    return {name: f"SHA-256 {file_digest(Path(file))[:12]}" for name, file in files.items() if os.path.isfile(file)}
 
 
 def _with_file_contents(identity: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
-    """An identity whose options have the size and the digest of a file, from `files`, instead of its path."""
-    contents = {name: description.rpartition(" (")[2].rstrip(")") for name, description in files.items()}
-    return {**identity, "objective_options": {**identity["objective_options"], **contents}}
+    """An identity whose options have the digest of a file, from `files`, instead of its path."""
+    return {**identity, "objective_options": {**identity["objective_options"], **files}}
 
 
 def corpus_identity(arguments: CorpusArguments, objective: Objective, num_parts: int) -> dict[str, Any]:

@@ -277,8 +277,8 @@ def test_resume_requires_same_file_of_objective(folder, capsys) -> None:
     assert pretrain(**flags) == 0
     assert pretrain("--resume", **flags) == 0
     (folder / "elsewhere").mkdir()
-    shutil.copy(folder / "units.txt", folder / "elsewhere")
-    moved_file = {"objective": f"unit-mlm+pairs:units={folder / 'elsewhere' / 'units.txt'}"}
+    shutil.copy(folder / "units.txt", folder / "elsewhere" / "phrases.txt")
+    moved_file = {"objective": f"unit-mlm+pairs:units={folder / 'elsewhere' / 'phrases.txt'}"}
     assert pretrain("--resume", **flags | moved_file) == 0
     (folder / "units.txt").write_text(f"{WORDS[2]} {WORDS[3]}\n")
     assert pretrain("--resume", **flags) == 2
