@@ -29,7 +29,6 @@ from hf_ctxmodels.data.prepared import (
     PartRecord,
     PreparedCorpus,
     PreparedFile,
-    damaged_files,
     damaged_files_error,
     identity_digest,
     part_name,
@@ -246,8 +245,8 @@ class Preparation:
             return None
         with suppress(CtxError):
             record = PartRecord.parse(read_json(self.directory / name), name)
-            files = dict(record.named_files(number))
-            if record.identity == self.part_digest(number) and not damaged_files(files, sizes):
+            is_damaged = any(file.damage(sizes.get(name)) for name, file in record.named_files(number))
+            if record.identity == self.part_digest(number) and not is_damaged:
                 return record
         return None
 

@@ -51,6 +51,12 @@ class PreparedFile:
     size: int
     sha256: str
 
+    def damage(self, size: int | None) -> str | None:
+        """Description of the damage of a file of this size, None for a missing one; None if it is complete."""
+        if size == self.size:
+            return None
+        return "is missing" if size is None else f"has {size:,} bytes instead of {self.size:,}"
+
 
 @dataclass(frozen=True)
 class PartRecord:
@@ -136,7 +142,9 @@ class PreparedCorpus:
 
     def damaged_files(self) -> dict[str, str]:
         """File -> "is missing" or another description of the damage."""
-        return damaged_files(self.files, LocalFolder(self.directory).sizes())
+        sizes = LocalFolder(self.directory).sizes()
+        damages = {name: file.damage(sizes.get(name)) for name, file in self.files.items()}
+        return {name: damage for name, damage in damages.items() if damage is not None}
 
     def check_files(self) -> None:
         """Raise CtxError if a file is missing or has another size."""
@@ -187,17 +195,6 @@ def part_name(split: str, number: int) -> str:
 def record_name(number: int) -> str:
     """The file of a part's record, relative to the directory."""
     return f"parts/part-{number:05d}.json"
-
-
-def damaged_files(files: Mapping[str, PreparedFile], sizes: Mapping[str, int]) -> dict[str, str]:
-    """File -> description of the damage, for each file that is not among the `sizes`, or has another size."""
-    damaged = {}
-    for name, expected in files.items():
-        if name not in sizes:
-            damaged[name] = "is missing"
-        elif sizes[name] != expected.size:
-            damaged[name] = f"has {sizes[name]:,} bytes instead of {expected.size:,}"
-    return damaged
 
 
 def damaged_files_error(damaged: Mapping[str, str], location: str, hint: str) -> CtxError:
