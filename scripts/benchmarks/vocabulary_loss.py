@@ -1,6 +1,6 @@
 """Suite `vocabulary-loss`: the cross-entropy of a linear output layer, compared with torch's `linear_cross_entropy`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.measure import Measurement, Step, measure
+from benchmarks.measure import Measurement, measure
 from hf_ctxmodels.layers.lm_loss.cross_entropy import chunked_cross_entropy
 
 SHAPES = ((600, 256, 30_522), (4096, 256, 30_522), (1024, 768, 50_257))
@@ -54,7 +54,7 @@ def run(
         bias = torch.zeros(vocab_size, device=device, requires_grad=True)
         ids = torch.randint(vocab_size, (targets,), device=device)
         sizes = hidden_states, weight, bias, ids, dtype
-        steps: dict[str, Step] = {
+        steps: dict[str, Callable[[], Tensor]] = {
             "torch": partial(_torch_step, *sizes, None),
             "chunked": partial(_torch_step, *sizes, nn.LinearCrossEntropyOptions()),
             "ours": partial(_step, *sizes),
