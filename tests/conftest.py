@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Set
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -13,6 +14,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from torch.nn.attention import flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from transformers import masking_utils
+from transformers.integrations.flex_attention import WrappedFlexAttention
 
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.registry import FAMILIES
@@ -66,6 +71,20 @@ def documents() -> list[list[str]]:
 @pytest.fixture(scope="session")
 def tokenizer(documents: list[list[str]]) -> CtxBertTokenizer:
     return CtxBertTokenizer.train([" ".join(document) for document in documents], vocab_size=150)
+
+
+@pytest.fixture
+def uncompiled_flex(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the Python reference of flex attention and its masks: compilation takes half a minute per shape. It also has
+    gradients, which `flex_attention` rejects on a CPU since the compiled kernel has none."""
+
+    def block_mask(*args: Any, **kwargs: Any) -> BlockMask:
+        return create_block_mask(*args, **kwargs | {"_compile": False})
+
+    monkeypatch.setattr(masking_utils, "create_block_mask", block_mask)
+    monkeypatch.setattr(WrappedFlexAttention, "__init__", lambda self, training: None)
+    monkeypatch.setattr(WrappedFlexAttention, "__call__", lambda self: flex_attention.flex_attention)
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *states: None)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -20,10 +20,12 @@ from hf_ctxmodels.layers.attention.modules import BucketedPositionBias, CrossAtt
 from hf_ctxmodels.layers.attention.prepared_masks import PackedMask
 from hf_ctxmodels.layers.transformer import FeedForward, Memory, TransformerBlock, run_stack
 
+pytestmark = pytest.mark.usefixtures("uncompiled_flex")
+
 WIDTH, HEADS, HEAD_DIM, BLOCKS = 12, 3, 6, 2
 LENGTHS, PREFIXES = (7, 3, 5, 6), (2, 0, 5, 1)
 PADDING_SIDES = ("left", "right", "none")
-IMPLEMENTATIONS = ("packed", "one group", "sdpa", "eager")
+IMPLEMENTATIONS = ("packed", "one group", "sdpa", "eager", "flex_attention")
 
 
 class MaskCase(NamedTuple):
@@ -192,7 +194,8 @@ def test_packed_sequences_equal_naive_reference(name: str, monkeypatch: pytest.M
         set_grouping(monkeypatch, implementation == "one group")
         layout = build_layout(states, None, ids, make_config(implementation))
         actual = run_stack(blocks, layout.pack(states), layout, case.spec(bias)).last_hidden_state
-        assert_same(actual[mask == 1], expected, [tokens, *blocks.parameters()], f"by {implementation}")
+        leaves = [tokens, *blocks.parameters(), *([] if bias is None else bias.parameters())]
+        assert_same(actual[mask == 1], expected, leaves, f"by {implementation}")
 
 
 def test_cross_attention_rejects_different_layouts() -> None:

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from transformers import masking_utils
-from transformers.integrations.flex_attention import WrappedFlexAttention
+from torch.nn.attention.flex_attention import create_block_mask
 from zoo import (
     ARCHETYPES,
     LENGTHS,
@@ -43,18 +41,6 @@ from hf_ctxmodels.layers.attention.layouts import PackedLayout
 
 ATTENTION_NETWORKS = [case for case in NETWORKS if case.has_attention]
 FLEX_NETWORKS = [case for case in ATTENTION_NETWORKS if case.model_class._supports_flex_attn]
-
-
-@pytest.fixture
-def uncompiled_flex(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use the Python reference of flex attention and its masks: compilation takes half a minute per shape."""
-
-    def block_mask(*args: Any, **kwargs: Any) -> BlockMask:
-        return create_block_mask(*args, **kwargs | {"_compile": False})
-
-    monkeypatch.setattr(masking_utils, "create_block_mask", block_mask)
-    monkeypatch.setattr(WrappedFlexAttention, "__init__", lambda self, training: None)
-    monkeypatch.setattr(WrappedFlexAttention, "__call__", lambda self: flex_attention)
 
 
 def _assert_same_training(case: Case, sides: Sequence[str], paths: Sequence[str]) -> None:

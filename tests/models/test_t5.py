@@ -1,12 +1,16 @@
-"""T5: released checkpoints of both versions, mT5, the encoder model, initialization, and half precision."""
+"""T5: released checkpoints of both versions, mT5, the encoder model, initialization, float16, and FlexAttention."""
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import (
     AutoModelForTextEncoding,
     MT5Config,
@@ -16,7 +20,17 @@ from transformers import (
     T5ForConditionalGeneration,
     UMT5Config,
 )
-from zoo import Case, assert_close, assert_same_weights, load_strict, make_batch, with_random_parameters
+from transformers.integrations.flex_attention import WrappedFlexAttention
+from zoo import (
+    Case,
+    assert_close,
+    assert_same_gradients,
+    assert_same_weights,
+    gradients,
+    load_strict,
+    make_batch,
+    with_random_parameters,
+)
 
 from hf_ctxmodels import (
     CtxT5Config,
@@ -204,3 +218,91 @@ def test_configuration_defaults() -> None:
     assert (config.vocab_size, config.eos_token_id, config.tie_word_embeddings) == (256, 1, False)  # for 133 tokens
     with pytest.raises(CtxError, match="position_ids"):
         CtxT5Model(CtxT5Config(**SHAPE))(torch.tensor([[4, 5]]), position_ids=torch.tensor([[0, 1]]))
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the number of elements of the largest tensor that an operation returns."""
+
+    num_elements = 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call an operation."""
+        outputs = func(*args, **kwargs or {})
+        sizes = [tensor.numel() for tensor in tree_leaves(outputs) if isinstance(tensor, Tensor)]
+        self.num_elements = max(self.num_elements, *sizes, 0)
+        return outputs
+
+
+class TestFlexAttention:
+    @pytest.fixture(autouse=True)
+    def _uncompiled(self, uncompiled_flex: None) -> None: ...
+
+    @pytest.fixture
+    def model(self) -> CtxT5ForConditionalGeneration:
+        """A model whose position bias has a bucket for all distances of 6 or more."""
+        buckets = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 6}
+        torch.manual_seed(0)
+        model = with_random_parameters(CtxT5ForConditionalGeneration(CtxT5Config(**SHAPE, **buckets)), 0)
+        for stack in (model.t5.encoder, model.t5.decoder):
+            torch.nn.init.normal_(stack.position_bias.buckets.weight)
+        return model.eval()
+
+    def test_bias_is_read_by_distance(
+        self, model: CtxT5ForConditionalGeneration, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Outside the kernel, no tensor has an element per head, query and key, in training with packed sequences."""
+        monkeypatch.setattr(WrappedFlexAttention, "__call__", lambda self: lambda query, *args, **kwargs: query)
+        model.set_attn_implementation("flex_attention")
+        length = 128
+        ids = torch.randint(3, 61, (2, length))
+        sequence_ids = (torch.arange(length) // 50).expand(2, -1) + 1
+        with LargestTensor() as largest:
+            loss = model(input_ids=ids, labels=ids, sequence_ids=sequence_ids, decoder_sequence_ids=sequence_ids).loss
+            loss.backward()
+        assert largest.num_elements < model.config.num_attention_heads * length * length
+
+    def test_gradients_equal_eager(self, model: CtxT5ForConditionalGeneration) -> None:
+        """Also of the position bias, with padding, with padding between tokens, and packed."""
+        inputs = batch()
+        gaps = inputs["attention_mask"].clone()
+        gaps[0, 3:6] = gaps[1, :2] = 0
+        ids, sequence_ids = torch.randint(3, 61, (1, 22)), torch.tensor([[1] * 9 + [2] * 13])
+        packed = {"input_ids": ids, "sequence_ids": sequence_ids, "labels": ids, "decoder_sequence_ids": sequence_ids}
+        for name, arguments in {"padded": inputs, "gaps": inputs | {"attention_mask": gaps}, "packed": packed}.items():
+            losses, parameter_gradients = {}, {}
+            for implementation in ("eager", "flex_attention"):
+                model.set_attn_implementation(implementation)
+                losses[implementation] = model(**arguments).loss
+                parameter_gradients[implementation] = gradients(model, losses[implementation])
+            assert_close(losses["flex_attention"], losses["eager"], f"loss, {name}")
+            assert_same_gradients(
+                parameter_gradients["flex_attention"], parameter_gradients["eager"], where=f"by flex attention, {name}"
+            )
+            assert parameter_gradients["eager"]["t5.encoder.position_bias.buckets.weight"].any()
+
+    def test_generated_logits_equal_eager(self, model: CtxT5ForConditionalGeneration) -> None:
+        """With caches, whose queries have an offset, also of fixed length."""
+        inputs = batch()
+        inputs.pop("labels")
+        options = {"max_new_tokens": 6, "min_new_tokens": 6, "output_logits": True, "return_dict_in_generate": True}
+        for mode in ({}, {"cache_implementation": "static", "disable_compile": True}):
+            model.set_attn_implementation("eager")
+            expected = model.generate(**inputs, **options, **mode)
+            model.set_attn_implementation("flex_attention")
+            actual = model.generate(**inputs, **options, **mode)
+            assert torch.equal(actual.sequences, expected.sequences)
+            assert_close(actual.logits, expected.logits, f"logits, {mode}")
+
+    def test_attention_dropout_raises(self) -> None:
+        """FlexAttention has no dropout; other dropout is unaffected."""
+        for dropout in (None, 0.0):
+            config = CtxT5Config(**SHAPE | {"dropout_rate": 0.1}, attention_probs_dropout_prob=dropout)
+            model = CtxT5ForConditionalGeneration(config).train()
+            model.set_attn_implementation("flex_attention")
+            if dropout is None:
+                with pytest.raises(ValueError, match="turn off the attention dropout"):
+                    model(**batch())
+            else:
+                model(**batch()).loss.backward()

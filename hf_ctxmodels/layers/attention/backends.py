@@ -240,7 +240,7 @@ def _attend_padded(
     attention = ALL_ATTENTION_FUNCTIONS.get_interface(layout.implementation, eager_attention_forward)
     options = dict(layout.attention_kwargs)
     if mask.bias is not None:
-        options["position_bias"] = mask.bias.to(query.dtype)
+        options["position_bias"] = mask.bias.to(query.dtype) if isinstance(mask.bias, Tensor) else mask.bias
     if layout.is_flash and mask.spec.window is not None:
         options["sliding_window"] = mask.spec.window
     context, probabilities = attention(

@@ -26,6 +26,37 @@ def gather_position_bias(bias_by_distance: Tensor, queries: Tensor, keys: Tensor
 
 
 @dataclass(frozen=True, eq=False)
+class FlexPositionBias:
+    """A position bias that FlexAttention reads by distance in its kernel, without a tensor of queries times keys.
+
+    transformers' `flex_attention_forward` indexes it in its `score_mod` as it would the dense tensor.
+
+    Attributes:
+        by_distance: (heads, 2 * keys - 1) bias of the distances from 1 - keys to keys - 1. Distances with the same bias
+            have separate elements, since the kernel accumulates their gradient by atomic additions.
+        query_positions, key_positions: (batch, queries) and (batch, keys).
+    """
+
+    by_distance: Tensor
+    query_positions: Tensor
+    key_positions: Tensor
+
+    @classmethod
+    def build(cls, bias: PositionBias, query_positions: Tensor, key_positions: Tensor) -> "FlexPositionBias":
+        """The values of a bias that depends only on the distance, at (batch, queries) and (batch, keys) positions."""
+        num_keys = key_positions.shape[1]
+        distances = torch.arange(1 - num_keys, num_keys, device=key_positions.device)
+        by_distance = bias(distances.new_zeros(1, 1), distances[None])[0, :, 0]
+        return cls(by_distance.contiguous(), query_positions, key_positions)
+
+    def __getitem__(self, index: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+        """The bias at (batch, head, query, key)."""
+        batch, head, query, key = index
+        distance = self.key_positions[batch, key] - self.query_positions[batch, query]
+        return self.by_distance[head, distance + self.key_positions.shape[1] - 1]
+
+
+@dataclass(frozen=True, eq=False)
 class BiasOfHeads:
     """A `PositionBias` of some of the heads, with (heads,) factors `gates` or None."""
 

@@ -20,7 +20,7 @@ from hf_ctxmodels.core.devices import autocast_dtype
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, to_device
 from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout, TracedLayout
-from hf_ctxmodels.layers.attention.masks import MaskSpec, gather_position_bias
+from hf_ctxmodels.layers.attention.masks import FlexPositionBias, MaskSpec, gather_position_bias
 
 # Limits of the padding in a group, measured with 4 and 12 heads and lengths up to 32, 128 and 512: the number of
 # query-key pairs that take as long as a call, and, with several threads, a fraction of all pairs.
@@ -42,13 +42,13 @@ class PaddedMask:
 
     Attributes:
         mask: The mask in transformers' format for the attention implementation, or None.
-        bias: (batch, heads, queries, keys) addend of the scores, or None.
+        bias: (batch, heads, queries, keys) addend of the scores, dense or for FlexAttention; or None.
         is_causal: Whether `mask` is None because the implementation applies its own causal mask.
     """
 
     spec: MaskSpec
     mask: Tensor | BlockMask | None
-    bias: Tensor | None
+    bias: Tensor | FlexPositionBias | None
     is_causal: bool
 
 
@@ -285,11 +285,7 @@ def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, li
                 hint='use model.set_attn_implementation("sdpa"), which has a varlen flash kernel on CUDA itself.',
             )
         return PaddedMask(spec, keys.token_mask, None, spec.causal)  # the kernel applies causal and window masks
-    bias, dtype = None, attention_dtype(like)
-    if spec.bias is not None:  # shared by all examples if padding is only at their ends
-        query_positions = layout.select_query_columns(_shared_positions(layout, like.device))
-        bias = spec.bias(query_positions, _shared_positions(keys, like.device)).expand(layout.batch_size, -1, -1, -1)
-        bias = bias.to(dtype) if like.device.type != "cpu" else bias
+    bias, dtype = _padded_bias(spec, layout, keys, like), attention_dtype(like)
     if keys.custom_mask is not None:
         mask = _add_window(keys.custom_mask, spec, layout)
         return _merge_sdpa_bias(PaddedMask(spec, mask, bias, False), layout, like)
@@ -315,6 +311,20 @@ def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, li
     return _merge_sdpa_bias(PaddedMask(spec, mask, bias, False), layout, like)
 
 
+def _padded_bias(
+    spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, like: Tensor
+) -> Tensor | FlexPositionBias | None:
+    """`PaddedMask.bias`."""
+    if spec.bias is None:
+        return None
+    if layout.implementation == "flex_attention":
+        return FlexPositionBias.build(spec.bias, *_positions(layout, keys, like.device))
+    # shared by all examples if padding is only at their ends
+    query_positions = layout.select_query_columns(_shared_positions(layout, like.device))
+    bias = spec.bias(query_positions, _shared_positions(keys, like.device)).expand(layout.batch_size, -1, -1, -1)
+    return bias.to(attention_dtype(like)) if like.device.type != "cpu" else bias
+
+
 def _merge_sdpa_bias(mask: PaddedMask, layout: PaddedLayout, like: Tensor) -> PaddedMask:
     """Merge mask and bias into one tensor for sdpa, which would do so in each layer; on a GPU additive and aligned."""
     is_gpu = like.is_cuda
@@ -322,6 +332,7 @@ def _merge_sdpa_bias(mask: PaddedMask, layout: PaddedLayout, like: Tensor) -> Pa
         return mask
     if not is_gpu and autocast_dtype(like.device.type) is not None:
         return mask  # autocast would turn the smallest float32 value into -inf
+    assert not isinstance(mask.bias, FlexPositionBias)
     dtype = attention_dtype(like)
     bias = like.new_zeros((), dtype=dtype) if mask.bias is None else mask.bias.to(dtype)
     if isinstance(mask.mask, Tensor):
@@ -363,8 +374,7 @@ def _mask_function(
     spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, device: torch.device
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """The mask function of transformers and flex attention: (batch, head, query, key) indices -> bool."""
-    query_positions = layout.select_query_columns(layout.key_positions(device)).expand(layout.batch_size, -1)
-    key_positions = keys.key_positions(device).expand(layout.batch_size, -1)
+    query_positions, key_positions = _positions(layout, keys, device)
     prefixes = spec.prefix_lengths
     if prefixes is not None and keys.sequences is not None:  # (batch, keys), of the sequence of each column
         counts = keys.sequences[:, -1]
@@ -383,6 +393,12 @@ def _mask_function(
         return allowed & (layout.sequences[batch, query] == keys.sequences[batch, key])
 
     return mask_function
+
+
+def _positions(layout: PaddedLayout, keys: PaddedLayout, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(batch, queries) and (batch, keys) positions."""
+    query_positions = layout.select_query_columns(layout.key_positions(device))
+    return query_positions.expand(layout.batch_size, -1), keys.key_positions(device).expand(layout.batch_size, -1)
 
 
 def _shared_positions(layout: PaddedLayout, device: torch.device) -> Tensor:
