@@ -25,7 +25,8 @@ from hf_ctxmodels.registry import FAMILIES
 _LANGUAGE_MODELS = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForPreTraining")
 
 Sequences = list[dict[str, Any]]
-"""Encoded sequences: the tokenizer's outputs, and `targets` or the `position` of a single target."""
+"""Encoded sequences: the tokenizer's outputs; the `targets` of all tokens and, for a causal model, the index `start` of
+the text's first token; or the `position` of a single target."""
 
 
 class TextScore(NamedTuple):
@@ -117,9 +118,10 @@ def _sum_scores(
     with evaluation_mode(scorer.model):
         for first in range(0, len(sequences), batch_size):
             indices, batch = zip(*sequences[first : first + batch_size], strict=True)
-            logits, targets, _ = scorer.predict(list(batch))
-            sums = _sum_log_probabilities(logits, targets)
-            for index, log_probability, count in zip(indices, *sums, strict=True):
+            predictions = scorer.predict(list(batch))
+            sums = predictions.log_probabilities().sum(1).tolist()
+            num_targets = (predictions.targets != IGNORE_INDEX).sum(1).tolist()
+            for index, log_probability, count in zip(indices, sums, num_targets, strict=True):
                 log_probabilities[index] += log_probability
                 counts[index] += count
     return [TextScore(*values) for values in zip(log_probabilities, counts, strict=True)]
@@ -163,15 +165,15 @@ def score_pseudo_continuations(
     with evaluation_mode(scorer.model):
         for indices, batch in token_batches(sequences, batch_tokens):
             predictions = scorer.predict(batch)
-            best = predictions.logits.argmax(-1).eq(predictions.targets).flatten().tolist()
-            sums, _ = _sum_log_probabilities(predictions.logits, predictions.targets)
-            for index, log_probability, is_best in zip(indices, sums, best, strict=True):
+            is_most_probable = predictions.logits.argmax(-1) == predictions.targets
+            values = predictions.log_probabilities()[:, 0].tolist()
+            for index, log_probability, is_greedy in zip(indices, values, is_most_probable[:, 0].tolist(), strict=True):
                 log_probabilities[index] += log_probability
                 counts[index] += 1
-                are_greedy[index] &= is_best
+                are_greedy[index] &= is_greedy
     sizes = [len(continuation.encode()) for _, continuation in requests]
-    values = zip(log_probabilities, counts, sizes, are_greedy, are_truncated, strict=True)
-    return [ContinuationScore(*score_values) for score_values in values]
+    columns = (log_probabilities, counts, sizes, are_greedy, are_truncated)
+    return [ContinuationScore(*row) for row in zip(*columns, strict=True)]
 
 
 def token_batches(
@@ -272,7 +274,7 @@ def predict_tokens(
     log_probabilities: dict[int, list[Tensor]] = {position: [] for position in positions}
     with evaluation_mode(model):
         for sequence in scorer.encode(text):
-            if sequence.get("position", positions[0]) not in log_probabilities:
+            if "position" in sequence and sequence["position"] not in log_probabilities:
                 continue
             batch = scorer.predict([sequence])
             for logits, position in zip(batch.logits[0], batch.positions[0].tolist(), strict=True):
@@ -346,6 +348,12 @@ class _Predictions(NamedTuple):
     targets: Tensor
     positions: Tensor
 
+    def log_probabilities(self) -> Tensor:
+        """(batch, predictions) log-probabilities of the targets in float64, 0 for none."""
+        logits, targets = self.logits.flatten(0, 1).float(), self.targets.flatten()
+        losses = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="none")
+        return -losses.view_as(self.targets).double()
+
 
 class _Scorer(ABC):
     """Scoring with one kind of language model."""
@@ -373,20 +381,10 @@ class _Scorer(ABC):
 
     def pad_targets(self, sequences: Sequences, attention_mask: Tensor) -> Tensor:
         """(batch, length, ...) targets at the tokens of `attention_mask` (batch, length), -100 at padding."""
-        sample = torch.tensor(sequences[0]["targets"])
-        targets = sample.new_full((*attention_mask.shape, *sample.shape[1:]), IGNORE_INDEX).to(attention_mask.device)
-        values = torch.cat([torch.tensor(sequence["targets"]) for sequence in sequences])
-        targets[attention_mask != 0] = values.to(attention_mask.device)
+        values = torch.cat([torch.tensor(sequence["targets"]) for sequence in sequences]).to(attention_mask.device)
+        targets = values.new_full((*attention_mask.shape, *values.shape[1:]), IGNORE_INDEX)
+        targets[attention_mask != 0] = values
         return targets
-
-
-def _sum_log_probabilities(logits: Tensor, targets: Tensor) -> tuple[list[float], list[int]]:
-    """(batch, ..., vocabulary) logits, (batch, ...) targets -> per sequence, the sum and the number of targets."""
-    losses = F.cross_entropy(
-        logits.flatten(0, -2).float(), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
-    )
-    sums = -losses.view(len(targets), -1).double().sum(1)
-    return sums.tolist(), (targets != IGNORE_INDEX).flatten(1).sum(1).tolist()
 
 
 class _CausalScorer(_Scorer):
@@ -412,7 +410,7 @@ class _CausalScorer(_Scorer):
         labels = self.pad_targets(sequences, attention_mask)
         targets = heads.next_token_targets(labels, labels.shape[1], attention_mask, None, self.is_backward)
         starts = torch.tensor([sequence["start"] for sequence in sequences], device=labels.device)[:, None]
-        positions = _columns(attention_mask) - starts + (-1 if self.is_backward else 1)
+        positions = attention_mask.cumsum(1) - 1 - starts + (-1 if self.is_backward else 1)
         return _Predictions(self.model(**inputs).logits, targets, positions)
 
 
@@ -424,9 +422,8 @@ class MaskedScorer(_Scorer):
     def encode(self, text: str) -> Iterable[dict[str, Any]]:
         """A sequence for each token that is not special, with its `position`."""
         encoded = self.tokenizer(text, return_special_tokens_mask=True, verbose=False)
-        inputs = {name: encoded[name] for name in self.tokenizer.model_input_names if name in encoded}
-        special_tokens = encoded["special_tokens_mask"]
-        return [{**inputs, "position": index} for index, is_special in enumerate(special_tokens) if not is_special]
+        positions = [index for index, is_special in enumerate(encoded["special_tokens_mask"]) if not is_special]
+        return [{**encoded, "position": position} for position in positions]
 
     def predict(self, sequences: Sequences) -> _Predictions:
         """The prediction of the token at the `position` of each sequence."""
@@ -467,21 +464,14 @@ class _BidirectionalScorer(_Scorer):
             return []
         padded = [IGNORE_INDEX, *word_ids.tolist(), IGNORE_INDEX]
         targets = list(zip(padded[2:], padded[:-2], strict=True))  # the next and the previous word
-        encoded = tokenizer(text, verbose=False)
-        return [{**{name: encoded[name] for name in tokenizer.model_input_names}, "targets": targets}]
+        return [{**tokenizer(text, verbose=False), "targets": targets}]
 
     def predict(self, sequences: Sequences) -> _Predictions:
         inputs = self.pad_inputs(sequences)
         targets = self.pad_targets(sequences, inputs["attention_mask"])
-        columns = _columns(inputs["attention_mask"])
-        positions = torch.stack([columns + 1, columns - 1], -1)
-        return _Predictions(self.model(**inputs).logits.flatten(1, 2), targets.flatten(1), positions.flatten(1))
-
-
-def _columns(attention_mask: Tensor) -> Tensor:
-    """(batch, length) index of each position among the tokens of its sequence, without padding before them."""
-    first_tokens = attention_mask.int().argmax(1, keepdim=True)
-    return torch.arange(attention_mask.shape[1], device=attention_mask.device) - first_tokens
+        positions = inputs["attention_mask"].cumsum(1) - 1
+        target_positions = torch.stack([positions + 1, positions - 1], -1)
+        return _Predictions(self.model(**inputs).logits.flatten(1, 2), targets.flatten(1), target_positions.flatten(1))
 
 
 def make_scorer(model: Any, tokenizer: PreTrainedTokenizerBase) -> _Scorer:
