@@ -306,7 +306,11 @@ def _read_variants(root: YamlMapping, path: Path) -> tuple[list[Variant], dict[s
     order += [name for name in options if name not in order]
     if not order:
         raise CtxError("The plan has no family.", location=path, hint="add `families: all`, or a list of families.")
-    return [_make_variant(name, options[name], shared, root, path) for name in order], excluded
+    variants = []
+    for name in order:
+        with _located_errors(f"{path}, {name}"):
+            variants.append(_make_variant(name, options[name], shared))
+    return variants, excluded
 
 
 def _read_contrasts(root: YamlMapping, variants: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -329,7 +333,7 @@ def _read_contrasts(root: YamlMapping, variants: Sequence[str]) -> dict[str, tup
 
 @contextmanager
 def _located_errors(location: str) -> Iterator[None]:
-    """Add the location in the plan to an error in the value of a flag or an option."""
+    """Add the location in the plan to an error."""
     try:
         yield
     except CtxError as error:
@@ -337,68 +341,60 @@ def _located_errors(location: str) -> Iterator[None]:
         raise CtxError(error.message, location=f"{location}{inner}", hint=error.hint) from error
 
 
-def _make_variant(name: str, options: Any, shared: Mapping[str, Any], root: YamlMapping, path: Path) -> Variant:
-    location = f"{path}, {name}"
+def _make_variant(name: str, options: Any, shared: Mapping[str, Any]) -> Variant:
+    """A variant from its entry in the plan; raises CtxError if `pretrain` would not accept it."""
     if not isinstance(options, dict):
-        raise CtxError(
-            f"Expected flags of pretrain, got {options!r}.", location=location, hint="write `flag: value` lines."
-        )
-    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
-        raise CtxError(
-            f"{name!r} is not a valid name of a variant.",
-            location=location,
-            hint="use letters, digits, `-`, `_` and `.`.",
-        )
+        raise CtxError(f"Expected flags of pretrain, got {options!r}.", hint="write `flag: value` lines.")
+    if not re.sub("[-_.]", "", name).isalnum():
+        raise CtxError(f"{name!r} is not a valid name of a variant.", hint="use letters, digits, `-`, `_` and `.`.")
     family = options.get("family", name)
     if family not in FAMILIES:
         raise CtxError(
             f"Unknown family {family!r}.",
-            location=location,
             hint=f"{did_you_mean(family, FAMILIES)}use one of: {', '.join(FAMILIES)}; a variant with another name has "
             "the key `family`.",
         )
-    base: dict[str, Any] = {}
-    if options.get("recipe"):
-        base = read_recipe(find_packaged(options["recipe"], "recipes", "recipe", f"{location}, recipe:"))
-    recipe = {key: value for key, value in base.items() if key not in _PLANNED_FLAGS}
-    for source in (shared, {key: value for key, value in options.items() if key not in _VARIANT_KEYS}):
-        for key, value in source.items():
-            if key in _PLANNED_FLAGS:
-                raise CtxError(
-                    f"{key} is determined by the plan.",
-                    location=f"{location}, {key}",
-                    hint="remove it.",
-                )
-            is_merged = key == "config_options" and isinstance(value, dict) and isinstance(recipe.get(key), dict)
-            recipe[key] = {**recipe[key], **value} if is_merged else value
+    recipe = _merge_recipes(options, shared)
     try:
         vocab_size = convert(options["vocab_size"], int) if "vocab_size" in options else None
     except ValueError as error:
-        raise CtxError(f"{error}.", location=f"{location}, vocab_size", hint="use an integer.") from error
+        raise CtxError(f"{error}.", location="vocab_size", hint="use an integer.") from error
     variant = Variant(name, family, recipe, vocab_size)
-    size = str(recipe.get("config", "tiny"))
-    if not size.endswith(".json") and size not in variant.spec.sizes:
-        raise CtxError(
-            f"The family {family} has no size {size!r}.",
-            location=f"{location}, config",
-            hint=f"add `{name}: {{config: SIZE}}` to the variants, with one of: {', '.join(variant.spec.sizes)}.",
-        )
-    argv = ["--family", family, "--dataset", "demo", "--output_dir", "unused", *recipe_argv(recipe, location)]
-    with _located_errors(location):
-        parse_arguments(PretrainingArguments, LoopArguments, argv=argv, program="hf-ctxmodels pretrain")
-    if variant.objective not in variant.spec.objectives:
-        raise CtxError(
-            f"The family {family} has no objective {variant.objective!r}.",
-            location=location,
-            hint=f"use one of: {', '.join(variant.spec.objectives)}."
-            if variant.spec.objectives
-            else "remove the family: it is not pretrained on raw text.",
-        )
-    if variant.spec.objectives[variant.objective].requires_translations:
-        raise CtxError(
-            f"The objective {variant.objective} needs translations.", location=location, hint="remove this variant."
-        )
+    _check_variant(variant)
     return variant
+
+
+def _merge_recipes(options: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags of the recipe that a variant names, of all variants and of the variant; later ones take precedence, and
+    `config_options` are merged."""
+    recipe: dict[str, Any] = {}
+    if options.get("recipe"):
+        file = find_packaged(options["recipe"], "recipes", "recipe", "recipe:")
+        recipe = {key: value for key, value in read_recipe(file).items() if key not in _PLANNED_FLAGS}
+    flags = {key: value for key, value in options.items() if key not in _VARIANT_KEYS}
+    for key, value in (*shared.items(), *flags.items()):
+        if key in _PLANNED_FLAGS:
+            raise CtxError(f"{key} is determined by the plan.", location=key, hint="remove it.")
+        is_merged = key == "config_options" and isinstance(value, dict) and isinstance(recipe.get(key), dict)
+        recipe[key] = {**recipe[key], **value} if is_merged else value
+    return recipe
+
+
+def _check_variant(variant: Variant) -> None:
+    """Raise CtxError for an invalid size, flag or objective."""
+    family, sizes, objectives = variant.family, variant.spec.sizes, variant.spec.objectives
+    size = str(variant.recipe.get("config", "tiny"))
+    if not size.endswith(".json") and size not in sizes:
+        hint = f"add `{variant.name}: {{config: SIZE}}` to the variants, with one of: {', '.join(sizes)}."
+        raise CtxError(f"The family {family} has no size {size!r}.", location="config", hint=hint)
+    argv = ["--family", family, "--dataset", "demo", "--output_dir", "unused", *recipe_argv(variant.recipe, None)]
+    parse_arguments(PretrainingArguments, LoopArguments, argv=argv, program="hf-ctxmodels pretrain")
+    if variant.objective not in objectives:
+        choices = f"use one of: {', '.join(objectives)}."
+        hint = choices if objectives else "remove the family: it is not pretrained on raw text."
+        raise CtxError(f"The family {family} has no objective {variant.objective!r}.", hint=hint)
+    if objectives[variant.objective].requires_translations:
+        raise CtxError(f"The objective {variant.objective} needs translations.", hint="remove this variant.")
 
 
 def recipe_argv(recipe: Mapping[str, Any], location: object) -> list[str]:
