@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -190,7 +190,7 @@ def _code_lengths(
     shuffled = ProbeData(inputs.vectors, spans, targets, inputs.columns)
     losses: list[Tensor] = []
     for number, (size, next_size) in enumerate(pairwise(sizes), 1):
-        probes = build_probes(replace(grid), options.probe)  # with the initial weights again
+        probes = build_probes(grid, options.probe)
         portion = f"{description}, portion {number} of {len(sizes) - 1}"
         train_probes(probes, shuffled.select(0, size), dev, options.training, description=portion)
         losses.append(evaluate_probes(probes, shuffled.select(size, next_size)).loss)

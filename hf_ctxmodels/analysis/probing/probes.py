@@ -15,7 +15,7 @@ computes and learns what its probes would one by one.
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -117,12 +117,12 @@ class ProbeGrid:
         ]
 
     def uniform(self, *shape: int, bound: float) -> nn.Parameter:
-        """(L, V, *shape) parameter between -bound and bound, each probe's from its own generator."""
-        values = [
-            torch.stack([torch.empty(shape).uniform_(-bound, bound, generator=generator) for generator in generators])
-            for generators in self._generators
-        ]
-        return nn.Parameter(torch.stack(values))
+        """(L, V, *shape) parameter between -bound and bound, from the generator of each probe."""
+        values = torch.empty(len(self.layers), len(self.variants), *shape)
+        for row, generators in enumerate(self._generators):
+            for column, generator in enumerate(generators):
+                values[row, column].uniform_(-bound, bound, generator=generator)
+        return nn.Parameter(values)
 
     def linear(self, inputs: int, outputs: int) -> nn.Parameter:
         """Weights (L, V, inputs, outputs) with the initial values of `nn.Linear`."""
@@ -250,30 +250,27 @@ class MixedProbes(nn.Module):
     """Probes of learned mixes of layers: input l mixes the layers 0 to l, by `gamma * sum_j softmax(s)_j * layer_j`
     (Tenney et al. 2019, section 3.1, equations 1 to 4).
 
-    The L inputs and V variants all have mixes, so that the probes inside are a batch of L * V inputs and one variant.
+    Variants do not share their mixes, so that the mixes are the L * V inputs of probes with one variant.
     """
 
     def __init__(self, grid: ProbeGrid, options: ProbeOptions) -> None:
         super().__init__()
-        num_layers, num_variants = len(grid.layers), len(grid.variants)
-        names = [f"mix {layer}/{variant}" for layer in grid.layers for variant in grid.variants]
-        inner = ProbeGrid(names, ["task"], grid.hidden_size, grid.num_slots, grid.num_labels)
-        self.probes = build_probes(inner, options)
-        self.mix = grid.zeros(num_layers)
-        self.gamma = nn.Parameter(torch.ones(num_layers, num_variants))
-        self.register_buffer("is_excluded", torch.ones(num_layers, num_layers).triu(1).bool(), persistent=False)
+        mixes = [f"mix {layer}/{variant}" for layer in grid.layers for variant in grid.variants]
+        self.probes = build_probes(replace(grid, layers=mixes, variants=["task"]), options)
+        self.mix = grid.zeros(len(grid.layers))
+        self.gamma = nn.Parameter(torch.ones(len(grid.layers), len(grid.variants)))
 
     def mix_weights(self) -> Tensor:
         """(L, V, layers) softmax-normalized weights; 0 above the input's layer."""
-        excluded: Any = self.is_excluded
-        return self.mix.masked_fill(excluded[:, None], -math.inf).softmax(-1)
+        num_layers = len(self.mix)
+        is_above = torch.ones(num_layers, num_layers, dtype=torch.bool).triu(1)
+        return self.mix.masked_fill(is_above[:, None], -math.inf).softmax(-1)
 
     def forward(self, batch: ProbeBatch) -> Tensor:
         """(L, V, examples, labels) logits."""
-        weights = (self.mix_weights() * self.gamma[..., None]).flatten(0, 1)
-        mixed = (weights @ batch.vectors.flatten(1)).unflatten(-1, batch.vectors.shape[1:])
-        logits = self.probes(ProbeBatch(mixed, batch.spans, batch.num_examples, batch.num_slots))
-        return logits.squeeze(1).unflatten(0, self.gamma.shape)
+        weights = self.mix_weights() * self.gamma[..., None]
+        mixes = torch.tensordot(weights.flatten(0, 1), batch.vectors, 1)
+        return self.probes(replace(batch, vectors=mixes)).squeeze(1).unflatten(0, self.gamma.shape)
 
 
 _CLASSES: dict[type, Any] = {
@@ -285,5 +282,5 @@ _CLASSES: dict[type, Any] = {
 
 
 def build_probes(grid: ProbeGrid, options: ProbeOptions) -> Any:
-    """The probes of a grid for the options of a kind of probe."""
-    return _CLASSES[type(options)](grid, options)
+    """The probes of a grid for the options of a kind of probe; the same grid gives the same initial weights again."""
+    return _CLASSES[type(options)](replace(grid), options)
