@@ -6,7 +6,7 @@ whose file exists is skipped. Several processes can share a directory: the proce
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -88,18 +88,8 @@ class Comparison:
     def __post_init__(self) -> None:
         if not self.timing_seconds:
             self.timing_seconds = MINUTE if "minutes" in self.plan.budget else _SHORT_TIMING
-        names = [variant.name for variant in self.plan.variants]
-        selections: tuple[tuple[str, str, Sequence[object], Sequence[object]], ...] = (
-            ("--only", "variant", self.only or (), names),
-            ("--seeds", "seed", self.seeds or (), self.plan.seeds),
-        )
-        for flag, kind, selection, choices in selections:
-            if unknown := [str(value) for value in selection if value not in choices]:
-                raise CtxError(
-                    f"The plan has no {kind} {', '.join(unknown)}.",
-                    location=flag,
-                    hint=f"use some of: {', '.join(map(str, choices))}.",
-                )
+        _check_selection("--only", "variant", self.only or (), [variant.name for variant in self.plan.variants])
+        _check_selection("--seeds", "seed", self.seeds or (), self.plan.seeds)
 
     @cached_property
     def documents(self) -> tuple[Documents, Documents]:
@@ -304,30 +294,20 @@ class Comparison:
 
     def records(self) -> Iterator[Record]:
         """The metrics of all finished parts; they are the same if the plan is run again."""
-        seen_baselines = set()
+        baseline_files: set[Path] = set()
         for run, size in self._finished_runs():
             for step in self.checkpoint_steps(run, size):
                 record = self._record(run, size, step)
-                costs: Values = {"parameters": size.parameters, "words": record.words or 0}
-                costs |= {} if record.flops is None else {"flops": record.flops}
-                for metric, value in costs.items():
-                    yield record._replace(measure="cost", metric=metric, value=value)
+                costs = {"parameters": size.parameters, "words": record.words, "flops": record.flops}
+                yield from _metric_records(record, "cost", costs)
                 for measure in self.plan.measures:
                     file = self.measure_file(run, measure, step)
-                    for metric, value in read_json(file)["values"].items() if file.exists() else ():
-                        if np.isfinite(value):
-                            yield record._replace(measure=measure.name, metric=metric, value=value)
+                    yield from _metric_records(record, measure.name, read_json(file)["values"] if file.exists() else {})
             for measure in self.plan.measures:
                 file = self.baseline_file(measure, run.variant)
-                if file in seen_baselines or not file.exists():
-                    continue
-                seen_baselines.add(file)
-                kind = f" ({run.variant.tokenizer_kind})" if measure.depends_on_tokenizer else ""
-                for name, values in read_json(file).items():
-                    for metric, value in values.items():
-                        empty = dict.fromkeys(("family", "budget", "seed", "step", "words", "flops"))
-                        names = {"variant": f"{name}{kind}", "measure": measure.name, "metric": metric}
-                        yield Record(**names, **empty, value=value, digest=file.stem)  # type: ignore[arg-type]
+                if file.exists() and file not in baseline_files:
+                    baseline_files.add(file)
+                    yield from _baseline_records(file, measure, run.variant)
 
     def cost_records(self) -> Iterator[Record]:
         """Durations and memory, which vary if the plan is run again."""
@@ -337,10 +317,8 @@ class Comparison:
             # missing if the comparison was killed during training
             peak = read_json(folder / _COST_FILE)["peak_bytes"] if (folder / _COST_FILE).exists() else None
             for step in self.checkpoint_steps(run, size):
-                record = self._record(run, size, step)
-                values = {"seconds": training_seconds(curve, step)} | ({} if peak is None else {"peak_bytes": peak})
-                for metric, value in values.items():
-                    yield record._replace(measure="cost", metric=metric, value=value)
+                costs = {"seconds": training_seconds(curve, step), "peak_bytes": peak}
+                yield from _metric_records(self._record(run, size, step), "cost", costs)
 
     def _record(self, run: Run, size: RunSize, step: int) -> Record:
         """A record of a checkpoint without a metric."""
@@ -391,12 +369,33 @@ class Comparison:
         return sorted(files, key=lambda file: int(file.stem.rpartition("-")[2]))
 
 
+def _check_selection(flag: str, kind: str, selection: Sequence[object], choices: Sequence[object]) -> None:
+    if unknown := [str(value) for value in selection if value not in choices]:
+        hint = f"use some of: {', '.join(map(str, choices))}."
+        raise CtxError(f"The plan has no {kind} {', '.join(unknown)}.", location=flag, hint=hint)
+
+
 def _is_locked(file: Path) -> bool:
     """Whether the training process of a killed comparison is still running."""
     if not file.exists():
         return False
     with try_lock(file) as is_free:
         return not is_free
+
+
+def _metric_records(record: Record, measure: str, values: Mapping[str, float | None]) -> Iterator[Record]:
+    """A record for each finite metric of a measure."""
+    for metric, value in values.items():
+        if value is not None and np.isfinite(value):
+            yield record._replace(measure=measure, metric=metric, value=value)
+
+
+def _baseline_records(file: Path, measure: Measure, variant: Variant) -> Iterator[Record]:
+    """The records of a file of baselines."""
+    suffix = f" ({variant.tokenizer_kind})" if measure.depends_on_tokenizer else ""
+    for name, values in read_json(file).items():
+        for metric, value in values.items():
+            yield Record(name + suffix, None, None, None, None, None, None, measure.name, metric, value, file.stem)
 
 
 def _non_finite(values: Values) -> list[str]:
