@@ -280,10 +280,10 @@ class ProbingRun:
         names = [*self.data.tasks, *self.data.structural]
         files = {name: self._partial_file(name, weights, digest) for name in names}
         results = {name: TaskResult() if file is None else TaskResult.load(file) for name, file in files.items()}
-        with_mix = self.mix and weights == "trained" and len(encoder.layers) > 1
-        layers = set(encoder.layers)
+        has_mixes = self.mix and weights == "trained" and len(encoder.layers) > 1
+        mixed_tasks = set(self.data.tasks) if has_mixes else set()
         is_complete = all(
-            layers <= set(result.layers) and (result.mix is not None or not with_mix or name in self.data.structural)
+            set(encoder.layers) <= set(result.layers) and (result.mix is not None or name not in mixed_tasks)
             for name, result in results.items()
         )
         if not is_complete:
@@ -292,52 +292,49 @@ class ProbingRun:
             if representations.num_words_without_tokens:
                 print_status(f"{representations.num_words_without_tokens:,} words have no tokens; their vectors are 0")
             for name, result in results.items():
-                self._complete(name, result, encoder.layers, representations, with_mix, f"{name}, {weights}")
+                description = f"{name}, {weights}"
+                self._complete_layers(name, result, encoder.layers, representations, description)
+                if name in mixed_tasks and result.mix is None:
+                    result.mix = self._mix(self.data.tasks[name][0], encoder.layers, representations, description)
                 if (file := files[name]) is not None:
                     result.save(file)
-        return {name: result.select(encoder.layers, with_mix) for name, result in results.items()}
+        return {name: result.select(encoder.layers, name in mixed_tasks) for name, result in results.items()}
 
-    def _complete(
-        self,
-        name: str,
-        result: TaskResult,
-        layers: Sequence[int],
-        representations: Representations,
-        with_mix: bool,
-        description: str,
+    def _complete_layers(
+        self, name: str, result: TaskResult, layers: Sequence[int], representations: Representations, description: str
     ) -> None:
-        """Compute the layers and mixes that are missing in a result."""
+        """Compute the scores and trees of the layers that are missing in a result."""
         columns = [column for column, layer in enumerate(layers) if layer not in result.layers]
         missing = [layers[column] for column in columns]
         seeds = list(self.seeds)
+        if not missing:
+            return
         if name in self.data.structural:
-            if missing:
-                trees = representations.trees(self.data, columns)
-                scores, predicted = probe_structure(trees, missing, name, seeds, self.options, description)  # type: ignore[arg-type]
-                result.layers |= scores
-                result.trees |= predicted
+            trees = representations.trees(self.data, columns)
+            scores, edges = probe_structure(trees, missing, name, seeds, self.options, description)  # type: ignore[arg-type]
+            result.layers |= scores
+            result.trees |= edges
             return
         partitions = self.data.tasks[name]
-        groups = (
-            [(partitions[0], seeds)]
-            if len(partitions) == 1
-            else [(task, [seed]) for task, seed in zip(partitions, seeds, strict=True)]
-        )
-        for task, group in groups if missing else ():
+        seeds_of_partitions = [seeds] if len(partitions) == 1 else [[seed] for seed in seeds]
+        for task, task_seeds in zip(partitions, seeds_of_partitions, strict=True):
             inputs = representations.labeled(task, columns, missing)
-            for layer, numbers in probe_layers(inputs, group, self.options, description).items():
-                layer_scores = result.layers.setdefault(layer, {})
-                for number, values in numbers.items():
-                    layer_scores.setdefault(number, []).extend(values)
-        if with_mix and result.mix is None:
-            inputs = representations.labeled(partitions[0], list(range(len(layers))), list(layers))
-            mixes = probe_mixes(inputs, seeds, self.options, description)
-            result.mix = {
-                "scores": mixes.scores.tolist(),
-                "weights": mixes.weights.tolist(),
-                "center_of_gravity": mixes.center_of_gravity().tolist(),
-                "expected_layer": mixes.expected_layer().tolist(),
-            }
+            for layer, layer_scores in probe_layers(inputs, task_seeds, self.options, description).items():
+                for metric, values in layer_scores.items():
+                    result.layers.setdefault(layer, {}).setdefault(metric, []).extend(values)
+
+    def _mix(
+        self, task: ProbingTask, layers: Sequence[int], representations: Representations, description: str
+    ) -> dict[str, Any]:
+        """Compute the scores of layer mixes."""
+        inputs = representations.labeled(task, list(range(len(layers))), list(layers))
+        mixes = probe_mixes(inputs, list(self.seeds), self.options, description)
+        return {
+            "scores": mixes.scores.tolist(),
+            "weights": mixes.weights.tolist(),
+            "center_of_gravity": mixes.center_of_gravity().tolist(),
+            "expected_layer": mixes.expected_layer().tolist(),
+        }
 
     def _partial_file(self, name: str, weights: Weights, model_digest: str) -> Path | None:
         """File of a task's partial result; its name has a digest of all settings but the layers."""
