@@ -260,22 +260,20 @@ def _ambiguous_instances(
 def _lemma_scores(vectors: Tensor, instances: Sequence[SenseInstance], is_test: Tensor) -> Tensor:
     """Numbers of test instances of a lemma for (n, layers, hidden) vectors: correct by the most frequent sense; with a
     sense in the training files; correct by the nearest mean in each layer."""
-    training, test = (torch.nonzero(selected)[:, 0].tolist() for selected in (~is_test, is_test))
-    num_layers = vectors.shape[1]
+    training = [instances[index] for index in (~is_test).nonzero()[:, 0].tolist()]
+    test = [instances[index] for index in is_test.nonzero()[:, 0].tolist()]
     if not training:
-        return torch.full((num_layers + 2,), float(sum(instances[index].is_first_sense for index in test)))
+        return torch.full((vectors.shape[1] + 2,), sum(instance.is_first_sense for instance in test)).double()
     # the first sense of WordNet first: it wins ties of the frequency
-    by_rank = sorted(training, key=lambda index: not instances[index].is_first_sense)
-    frequencies = Counter(instances[index].senses[0] for index in by_rank)
-    senses = [sense for sense, _ in frequencies.most_common()]
-    is_gold = [[sense in instances[index].senses for sense in senses] for index in test]
-    gold = torch.tensor(is_gold).view(-1, len(senses))
-    ids = torch.tensor([senses.index(instances[index].senses[0]) for index in training])
-    sums = torch.zeros(len(senses), *vectors.shape[1:]).index_add_(0, ids, vectors[training].float())
+    by_rank = sorted(training, key=lambda instance: not instance.is_first_sense)
+    senses = [sense for sense, _ in Counter(instance.senses[0] for instance in by_rank).most_common()]
+    sense_ids = torch.tensor([senses.index(instance.senses[0]) for instance in training])
+    sums = torch.zeros(len(senses), *vectors.shape[1:]).index_add_(0, sense_ids, vectors[~is_test].float())
     means = F.normalize(sums, dim=-1)  # the length of a mean does not matter for cosines
-    predictions = torch.einsum("nlh,slh->lns", vectors[test].float(), means).argmax(-1)
-    correct = gold.expand(num_layers, -1, -1).gather(2, predictions[..., None]).sum((1, 2))
-    return torch.cat([gold[:, :1].sum()[None], gold.any(1).sum()[None], correct]).double()
+    predictions = torch.einsum("nlh,slh->nls", vectors[is_test].float(), means).argmax(-1)
+    is_gold = torch.tensor([[sense in instance.senses for sense in senses] for instance in test]).view(-1, len(senses))
+    is_correct = is_gold.gather(1, predictions)
+    return torch.cat([is_gold[:, :1].sum(0), is_gold.any(1, keepdim=True).sum(0), is_correct.sum(0)]).double()
 
 
 def train_sense_probe(
