@@ -135,32 +135,32 @@ def checkpoint_weights(loss: HeldOutLoss, source: str | Path, seed: int = 0) -> 
     if source == RANDOM:
         new_weights = current_weights(new_model_with_seed(type(model), model.config, seed))
         return {name: new_weights[name].to(weight) for name, weight in weights.items()}
-    source = str(source)
-    config = load_config(source)
-    has_head = type(model).__name__ in (config.architectures or [])
-    has_head = has_head and getattr(config, "num_labels", None) == getattr(model.config, "num_labels", None)
-    with suppress_adapter_notice():
-        checkpoint = load_model(source, loss.auto_class if has_head else "AutoModel", config)
-    prefix = "" if has_head else f"{model.base_model_prefix}."
-    new_modules = tuple(f"{prefix}{name}." for name in getattr(checkpoint, "newly_initialized_modules", ()))
-    loaded = {f"{prefix}{name}": weight for name, weight in current_weights(checkpoint).items()}
-    loaded = {name: weight for name, weight in loaded.items() if name in weights and not name.startswith(new_modules)}
+    loaded, prefix = _checkpoint_parameters(loss, str(source))
+    loaded = {name: weight for name, weight in loaded.items() if name in weights}
     mismatched = [name for name, weight in loaded.items() if weight.shape[1:] != weights[name].shape[1:]]
     missing = [name for name in weights if name not in loaded and _LAYER.match(name) and name.startswith(prefix)]
     if mismatched or missing or not loaded:
-        name = (mismatched + missing)[0] if mismatched + missing else "all weights"
-        raise CtxError(
-            f"The checkpoint is of another architecture: {name} {'differs in shape' if mismatched else 'is missing'}.",
-            location=source,
-            hint="use checkpoints of the same architecture and size.",
-        )
+        problem = f"{mismatched[0]} differs in shape" if mismatched else f"{[*missing, 'all weights'][0]} is missing"
+        hint = "use checkpoints of the same architecture and size."
+        raise CtxError(f"The checkpoint is of another architecture: {problem}.", location=str(source), hint=hint)
     for name, weight in loaded.items():
-        if not weight.dim():
-            weights[name].copy_(weight)
-            continue
-        rows = min(len(weight), len(weights[name]))
-        weights[name][:rows] = weight[:rows].to(weights[name])
+        values, loaded_values = torch.atleast_1d(weights[name], weight)
+        rows = min(len(values), len(loaded_values))
+        values[:rows] = loaded_values[:rows]
     return weights
+
+
+def _checkpoint_parameters(loss: HeldOutLoss, source: str) -> tuple[Weights, str]:
+    """The parameters of a checkpoint by their names in a model, without new ones, and the prefix of these names: none
+    if the checkpoint has the same head, else of the base model."""
+    model, config = loss.model, load_config(source)
+    has_head = type(model).__name__ in (config.architectures or []) and config.num_labels == model.config.num_labels
+    with suppress_adapter_notice():
+        checkpoint = load_model(source, loss.auto_class if has_head else "AutoModel", config)
+    prefix = "" if has_head else f"{model.base_model_prefix}."
+    new_modules = tuple(f"{name}." for name in getattr(checkpoint, "newly_initialized_modules", ()))
+    loaded = {name: weight for name, weight in current_weights(checkpoint).items() if not name.startswith(new_modules)}
+    return {f"{prefix}{name}": weight for name, weight in loaded.items()}, prefix
 
 
 def difference(start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> Weights:
