@@ -210,22 +210,24 @@ def _read_templates(
 
 def _read_perturbation(reader: _Reader, mapping: Mapping[str, Any], path: str) -> tuple[str, Any]:
     """Name and value of a perturbation: a name, or a mapping of one name to a value."""
-    names, item_path = (*PERTURBATIONS, ORDER), f"{path}.perturbation"
+    perturbations, item_path = {**PERTURBATIONS, ORDER: (None, None, None)}, f"{path}.perturbation"
     entry = reader.value(mapping, "perturbation", path, str | dict)
-    if isinstance(entry, dict):
-        if len(reader.mapping(entry, item_path, names)) != 1:
-            reader.fail(f"Expected one perturbation, got {len(entry)}.", item_path, "write a test for each of them.")
-    elif entry not in names:
-        hint = f"{did_you_mean(entry, names)}use one of: {', '.join(names)}."
-        reader.fail(f"Unknown perturbation {entry!r}.", item_path, hint)
-    name = entry if isinstance(entry, str) else next(iter(entry))
-    _, annotation, default = PERTURBATIONS.get(name, (None, None, None))
-    if isinstance(entry, dict) and annotation is None:
+    if isinstance(entry, str):
+        if entry not in perturbations:
+            hint = f"{did_you_mean(entry, perturbations)}use one of: {', '.join(perturbations)}."
+            reader.fail(f"Unknown perturbation {entry!r}.", item_path, hint)
+        _, annotation, default = perturbations[entry]
+        if annotation is not None and default is None:
+            reader.fail(f"The perturbation {entry} needs a value.", item_path, f"write perturbation: {{{entry}: ...}}.")
+        return entry, default
+    if len(reader.mapping(entry, item_path, list(perturbations))) != 1:
+        reader.fail(f"Expected one perturbation, got {len(entry)}.", item_path, "write a test for each of them.")
+    (name,) = entry
+    _, annotation, _ = perturbations[name]
+    if annotation is None:
         reader.fail(f"The perturbation {name} has no value.", item_path, f"write perturbation: {name}.")
-    if isinstance(entry, str) and annotation is not None and default is None:
-        reader.fail(f"The perturbation {name} needs a value.", item_path, f"write perturbation: {{{name}: ...}}.")
-    value = reader.value(entry, name, item_path, annotation) if isinstance(entry, dict) else default
-    if isinstance(entry, dict) and (not value or (isinstance(value, int) and value < 1)):
+    value = reader.value(entry, name, item_path, annotation)
+    if not value or (isinstance(value, int) and value < 1):
         reader.fail(f"Expected at least one, got {value!r}.", f"{item_path}.{name}", "write a value.")
     return name, value
 
