@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from hf_ctxmodels.analysis.figures.base import Figure, require_shape, same_type
 from hf_ctxmodels.analysis.figures.drawing import (
@@ -29,6 +29,25 @@ from hf_ctxmodels.analysis.figures.drawing import (
 
 _MAX_NUMBERED = 40  # rows or columns of a heat map whose cells hold numbers
 _LEVELS = 64
+Group = tuple[str, int, int]
+"""Name of neighboring rows or columns, the first one, and the one after the last."""
+
+
+class Cells(NamedTuple):
+    """Pixels of the cells of a matrix: left and top edge, and the size of a cell."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+
+    def x(self, column: float) -> float:
+        """Left edge of a column."""
+        return self.left + column * self.width
+
+    def y(self, row: float) -> float:
+        """Top edge of a row."""
+        return self.top + row * self.height
 
 
 @dataclass
@@ -94,105 +113,86 @@ class Heatmap(Figure):
 
     def svg(self, *, embedded: bool = False) -> str:
         """Colored cells; see `Figure.svg`."""
-        low, high = value_range((value for row in self.values for value in row), self.low, self.high)
-        row_groups, column_groups = (
-            label_groups(names) if self.is_compact else [(name, i, i + 1) for i, name in enumerate(names)]
-            for names in (self.rows, self.columns)
-        )
+        limits = value_range((value for row in self.values for value in row), self.low, self.high)
+        row_groups, column_groups = self._groups(self.rows), self._groups(self.columns)
         numbers = [format_value(value, self.digits) for row in self.values for value in row if value is not None]
         if self.is_compact:
             cell_width = cell_height = min(max(640 / max(len(self.rows), len(self.columns)), 3), 14)
         else:
             cell_width = max(max((text_width(text, 11) for text in numbers), default=0) + 12, 26)
             cell_height = 24.0
-        left = 20 + max((text_width(shorten(name, 28)) for name, *_ in row_groups), default=0)
-        names = [shorten(name, 28) for name, *_ in column_groups]
-        spans = [(end - start) * cell_width for _, start, end in column_groups]
-        is_rotated = any(text_width(name) + 6 > span for name, span in zip(names, spans))
-        header = (max((text_width(name) for name in names), default=0) if is_rotated else 12) + 12
+        left = 20 + max((text_width(name) for name, *_ in row_groups), default=0)
+        is_rotated = any(text_width(name) + 6 > (end - start) * cell_width for name, start, end in column_groups)
+        header = (max((text_width(name) for name, *_ in column_groups), default=0) if is_rotated else 12) + 12
         top = header + (20 if self.column_label or self.row_label else 4)
-        elements = self._labels(left, top, cell_width, cell_height, row_groups, column_groups, is_rotated)
-        width, height = len(self.columns) * cell_width, len(self.rows) * cell_height
-        cells = self._merged_cells if self.is_compact else self._numbered_cells
-        elements += cells(left, top, cell_width, cell_height, low, high)
-        elements += color_bar(left, top + height + 14, min(max(width, 120), 260), low, high, self.digits)
-        return document(
-            elements, max(left + width + 20, left + 160, 320), top + height + 48, self.title, self.caption, embedded
-        )
+        cells = Cells(left, top, cell_width, cell_height)
+        right, bottom = cells.x(len(self.columns)), cells.y(len(self.rows))
+        elements = self._labels(cells, row_groups, column_groups, is_rotated)
+        if self.is_compact:
+            elements += self._merged_cells(cells, limits, row_groups, column_groups)
+        else:
+            elements += self._numbered_cells(cells, limits)
+        bar_width = min(max(len(self.columns) * cell_width, 120), 260)
+        elements += color_bar(left, bottom + 14, bar_width, *limits, self.digits)
+        return document(elements, max(right + 20, left + 160, 320), bottom + 48, self.title, self.caption, embedded)
 
-    def _labels(
-        self, left: float, top: float, cell_width: float, cell_height: float, row_groups: list[tuple[str, int, int]],
-        column_groups: list[tuple[str, int, int]], is_rotated: bool,
-    ) -> list[str]:  # fmt: skip
-        elements = []
-        if self.row_label or self.column_label:
-            down = f"{self.row_label} ↓" if self.row_label else ""
-            across = f"{self.column_label} →" if self.column_label else ""
-            heading = "   ".join(text for text in (down, across) if text)
-            elements.append(label(heading, 12, 12, "muted small"))
+    def _groups(self, names: Sequence[str]) -> list[Group]:
+        """Rows or columns with the same label; single ones if the cells hold numbers."""
+        groups = label_groups(names) if self.is_compact else [(name, i, i + 1) for i, name in enumerate(names)]
+        return [(shorten(name, 28), start, end) for name, start, end in groups]
+
+    def _labels(self, cells: Cells, row_groups: list[Group], column_groups: list[Group], is_rotated: bool) -> list[str]:
+        headings = [f"{text} {arrow}" for text, arrow in ((self.row_label, "↓"), (self.column_label, "→")) if text]
+        elements = [label("   ".join(headings), 12, 12, "muted small")] if headings else []
         for name, start, end in row_groups:
-            y = top + (start + end) / 2 * cell_height
-            elements.append(label(shorten(name, 28), left - 8, y, anchor="end"))
+            elements.append(label(name, cells.left - 8, cells.y((start + end) / 2), anchor="end"))
         for name, start, end in column_groups:
-            x = left + (start + end) / 2 * cell_width
+            x = cells.x((start + end) / 2)
             if is_rotated:
-                elements.append(
-                    label(shorten(name, 28), 0, 0, transform=f"translate({x:.1f} {top - 8:.1f}) rotate(-90)")
-                )
+                rotation = f"translate({x:.1f} {cells.top - 8:.1f}) rotate(-90)"
+                elements.append(label(name, 0, 0, transform=rotation))
             else:
-                elements.append(label(shorten(name, 28), x, top - 12, anchor="middle"))
+                elements.append(label(name, x, cells.top - 12, anchor="middle"))
         return elements
 
-    def _numbered_cells(
-        self, left: float, top: float, cell_width: float, cell_height: float, low: float, high: float
-    ) -> list[str]:
+    def _numbered_cells(self, cells: Cells, limits: tuple[float, float]) -> list[str]:
         elements = []
         for i, row in enumerate(self.values):
             for j, value in enumerate(row):
                 hover = f"{self.rows[i]}, {self.columns[j]}: {format_value(value, max(self.digits, 3))}"
-                x, y = left + j * cell_width + 0.5, top + i * cell_height + 0.5
-                box = {"x": x, "y": y, "width": cell_width - 1, "height": cell_height - 1}
-                elements.append(value_cell(value, (low, high), format_value(value, self.digits), hover, **box))
+                x, y = cells.x(j) + 0.5, cells.y(i) + 0.5
+                box = {"x": x, "y": y, "width": cells.width - 1, "height": cells.height - 1}
+                elements.append(value_cell(value, limits, format_value(value, self.digits), hover, **box))
         return elements
 
     def _merged_cells(
-        self, left: float, top: float, cell_width: float, cell_height: float, low: float, high: float
+        self, cells: Cells, limits: tuple[float, float], row_groups: list[Group], column_groups: list[Group]
     ) -> list[str]:
-        elements = merged_cells(self.values, left, top, cell_width, cell_height, low, high)
-        width, height = len(self.columns) * cell_width, len(self.rows) * cell_height
-        for groups, is_row in ((label_groups(self.rows), True), (label_groups(self.columns), False)):
-            for _, start, _ in groups[1:] if len(groups) < 80 else []:
-                offset = start * (cell_height if is_row else cell_width)
-                data = (
-                    f"M{left:.1f} {top + offset:.1f}h{width:.1f}"
-                    if is_row
-                    else f"M{left + offset:.1f} {top:.1f}v{height:.1f}"
-                )
-                elements.append(element("path", d=data, class_="halo", stroke_width=0.8))
-        area = {"x": float(left), "y": float(top), "width": float(width), "height": float(height)}
-        elements.append(element("rect", class_="cells", fill="none", pointer_events="all", **area))
-        return elements
+        """Cells without numbers, with lines between the groups of rows and columns unless they are many."""
+        width, height = float(len(self.columns) * cells.width), float(len(self.rows) * cells.height)
+        lines = []
+        if len(row_groups) < 80:
+            lines += [f"M{cells.left:.1f} {cells.y(start):.1f}h{width:.1f}" for _, start, _ in row_groups[1:]]
+        if len(column_groups) < 80:
+            lines += [f"M{cells.x(start):.1f} {cells.top:.1f}v{height:.1f}" for _, start, _ in column_groups[1:]]
+        elements = merged_cells(self.values, cells, limits)
+        elements += [element("path", d=data, class_="halo", stroke_width=0.8) for data in lines]
+        area = {"x": float(cells.left), "y": float(cells.top), "width": width, "height": height}
+        return [*elements, element("rect", class_="cells", fill="none", pointer_events="all", **area)]
 
 
-def label_groups(names: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Runs of equal labels up to their last space: (label, first, last + 1)."""
-    groups: list[tuple[str, int, int]] = []
+def label_groups(names: Sequence[str]) -> list[Group]:
+    """Runs of equal labels up to their last space."""
+    groups: list[Group] = []
     for prefix, run in groupby(name.rpartition(" ")[0] or name for name in names):
         start = groups[-1][2] if groups else 0
         groups.append((prefix, start, start + len(list(run))))
     return groups
 
 
-def merged_cells(
-    values: Sequence[Sequence[float | None]],
-    left: float,
-    top: float,
-    width: float,
-    height: float,
-    low: float,
-    high: float,
-) -> list[str]:
-    """Cells without numbers: one path per color, whose rectangles are runs of cells."""
+def merged_cells(values: Sequence[Sequence[float | None]], cells: Cells, limits: tuple[float, float]) -> list[str]:
+    """Cells without numbers: one path per color, whose rectangles are runs of cells in units of cells."""
+    low, high = limits
     paths: dict[int, list[str]] = defaultdict(list)
     for i, row in enumerate(values):
         levels = [-1 if v is None else round(min(max((v - low) / (high - low), 0), 1) * (_LEVELS - 1)) for v in row]
@@ -201,7 +201,7 @@ def merged_cells(
             length = len(list(run))
             paths[level].append(f"M{start} {i}h{length}v1h-{length}z")
             start += length
-    cells = [
+    colored_cells = [
         element(
             "path",
             d="".join(data),
@@ -209,8 +209,8 @@ def merged_cells(
         )
         for level, data in sorted(paths.items())
     ]
-    transform = f"translate({left:.1f} {top:.1f}) scale({width:.4f} {height:.4f})"  # coordinates are cells: short paths
-    return [element("g", "".join(cells), transform=transform, shape_rendering="crispEdges")]
+    transform = f"translate({cells.left:.1f} {cells.top:.1f}) scale({cells.width:.4f} {cells.height:.4f})"
+    return [element("g", "".join(colored_cells), transform=transform, shape_rendering="crispEdges")]
 
 
 @dataclass
@@ -254,10 +254,9 @@ class Surface(Figure):
         steps = [(axis[-1] - axis[0]) / (len(axis) - 1) for axis in (self.x, self.y)]
         x_scale = Scale((self.x[0] - steps[0] / 2, self.x[-1] + steps[0] / 2), left, right, pad=False)
         y_scale = Scale((self.y[0] - steps[1] / 2, self.y[-1] + steps[1] / 2), bottom, top, pad=False)
-        cell_width, cell_height = (right - left) / len(self.x), (bottom - top) / len(self.y)
-        cells = merged_cells(list(reversed(self.values)), left, top, cell_width, cell_height, low, high)
+        cells = Cells(left, top, (right - left) / len(self.x), (bottom - top) / len(self.y))
         elements += axes(x_scale, y_scale, self.x_label, self.y_label)
-        elements += cells
+        elements += merged_cells(self.values[::-1], cells, (low, high))
         boxes: list[tuple[float, float, float]] = []
         for level in (low + (high - low) * step / 8 for step in range(1, 8)):
             elements += self._contour(level, x_scale, y_scale, boxes)
