@@ -159,30 +159,31 @@ class TriggerSearch:
     def _make_batches(self, encode: Callable[[Trigger], Sequence[Feature]], collate: Collator) -> list[TriggerBatch]:
         markers = self._markers()
         first, second = map(encode, markers)
-        batches = []
-        for start in range(0, len(first), self.options.batch_size):
-            rows = slice(start, start + self.options.batch_size)
-            inputs, other_inputs = collate(list(first[rows])), collate(list(second[rows]))
-            ids, other_ids = inputs["input_ids"], other_inputs["input_ids"]
-            slots = _marked(ids, other_ids, markers) if ids.shape == other_ids.shape else None
-            if slots is None or not slots.flatten(2).any(2).all():
-                raise CtxError(
-                    f"The encoded texts do not contain the {len(markers[0])} tokens of the trigger.",
-                    location=self.model.name_or_path,
-                    hint="raise --max_length, or use a shorter trigger.",
-                )
-            calls = [self._embedded_ids(batch) for batch in (inputs, {**inputs, "input_ids": other_ids})]
-            if not calls[0]:
-                raise CtxError(
-                    f"{type(self.model).__name__} does not compute its inputs with get_input_embeddings().",
-                    location=self.model.name_or_path,
-                    hint="attack another model.",
-                )
-            marked_rows = [
-                _marked(row_ids, other_row_ids, markers) for row_ids, other_row_ids in zip(*calls, strict=True)
-            ]
-            batches.append(TriggerBatch(dict(inputs), slots, marked_rows))
-        return batches
+        size = self.options.batch_size
+        chunks = (slice(start, start + size) for start in range(0, len(first), size))
+        return [self._make_batch(collate(list(first[rows])), collate(list(second[rows])), markers) for rows in chunks]
+
+    def _make_batch(
+        self, inputs: dict[str, Tensor], other_inputs: dict[str, Tensor], markers: Sequence[Trigger]
+    ) -> TriggerBatch:
+        """Locate the trigger in a batch that is encoded with both markers."""
+        ids, other_ids = inputs["input_ids"], other_inputs["input_ids"]
+        slots = _marked(ids, other_ids, markers) if ids.shape == other_ids.shape else None
+        if slots is None or not slots.flatten(2).any(2).all():
+            raise CtxError(
+                f"The encoded texts do not contain the {len(markers[0])} tokens of the trigger.",
+                location=self.model.name_or_path,
+                hint="raise --max_length, or use a shorter trigger.",
+            )
+        calls, other_calls = self._embedded_ids(inputs), self._embedded_ids({**inputs, "input_ids": other_ids})
+        if not calls:
+            raise CtxError(
+                f"{type(self.model).__name__} does not compute its inputs with get_input_embeddings().",
+                location=self.model.name_or_path,
+                hint="attack another model.",
+            )
+        rows = [_marked(*row_ids, markers) for row_ids in zip(calls, other_calls, strict=True)]
+        return TriggerBatch(dict(inputs), slots, rows)
 
     def _markers(self) -> list[Trigger]:
         """Two triggers of different tokens, words of letters if possible."""
