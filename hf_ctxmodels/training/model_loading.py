@@ -118,14 +118,14 @@ def change_config(config: PreTrainedConfig, changes: Mapping[str, Any], source: 
     return config
 
 
-def load_family_config(source: str | Path, changes: Mapping[str, Any] = MappingProxyType({})) -> PreTrainedConfig:
+def load_family_config(source: str | Path) -> PreTrainedConfig:
     """The configuration of a checkpoint, or of a reference checkpoint, as a family's class; raises CtxError as
     `load_config`, or if the model belongs to no family."""
     config = load_config(source)
     if any(type(config) is family.config for family in FAMILIES.values()):
-        return load_config(source, changes=changes)
+        return config
     if (family := _family_of_reference(config)) is not None:
-        return load_config(source, family.config, changes)
+        return load_config(source, family.config)
     raise CtxError(
         f"A model with a {type(config).__name__} belongs to no family.",
         location=str(source),
