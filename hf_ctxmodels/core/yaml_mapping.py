@@ -14,6 +14,19 @@ from hf_ctxmodels.core.loading import read_utf8
 _LINES_HINT = "write `key: value`, one per line."
 
 
+class UniqueKeyLoader(yaml.SafeLoader):
+    """Loads YAML as `yaml.SafeLoader` does, but raises `yaml.YAMLError` if a key occurs twice in a mapping."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The dictionary of a mapping."""
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} occurs twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 class YamlMapping:
     """A YAML mapping, whose errors name the file, line and key.
 

@@ -157,9 +157,11 @@ def test_invalid_suite_raises(path: tuple, value: Any, message: str, location: s
     with pytest.raises(CtxError, match=f"(?s){message}|where.*{message}") as error:
         read_suite(file)
     assert f"suite.yaml: {location}\n".replace("\\", "") in f"{error.value}"
-    file.write_text("tests: [")
-    with pytest.raises(CtxError, match="Not valid YAML"):
-        read_suite(file)
+    repeated_key = SUITE.replace("label: pos}", "label: pos, label: neg}")
+    for text, problem in (("tests: [", ""), (repeated_key, "'label' occurs twice")):
+        file.write_text(text)
+        with pytest.raises(CtxError, match=f"(?s)Not valid YAML.*{problem}"):
+            read_suite(file)
 
 
 def test_behavior_command(tmp_path: Path) -> None:
