@@ -88,8 +88,8 @@ def read_texts(file: str | Path, column: str) -> list[Row]:
 def parse_number(value: Any) -> float | None:
     """The finite number in a cell of a table; None for other values, also for true, false and texts such as "1_000" or
     "nan", which Python converts."""
-    if isinstance(value, str):
-        return float(value) if re.fullmatch(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", value) else None
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", value):
+        value = float(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and abs(value) <= sys.float_info.max else None
 

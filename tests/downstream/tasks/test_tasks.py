@@ -172,6 +172,7 @@ def test_query_of_a_url_is_not_part_of_the_suffix(task, name, content):
         ("regression", '{"text": "x", "label": "1_000"}', "'1_000' is not a finite number"),
         ("multiple-choice", '{"text": "x", "choices": ["a", "b"], "label": false}', "label False is not an index"),
         ("regression", '{"text": "x", "label": 1' + 400 * "0" + "}", "is not a finite number"),
+        ("regression", '{"text": "x", "label": "1e999"}', "'1e999' is not a finite number"),
         (
             "multiple-choice",
             '{"text": "x", "choices": ["a", "b"], "label": 2}',
