@@ -8,6 +8,7 @@ Documents belong to the range in which they begin: all ranges of a file together
 """
 
 import io
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
@@ -158,11 +159,12 @@ def read_lines(path: str | Path, start: int = 0, stop: int | None = None) -> Ite
                 yield line.decode("utf-8-sig" if offset == 0 else "utf-8")
                 offset += len(line)
     except UnicodeDecodeError as error:
+        encoding = "UTF-16" if error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "WINDOWS-1252"
         position = offset + error.start + len(line) - len(error.object)  # error.object lacks the byte order mark
         raise CtxError(
             f"Not UTF-8: byte {position} is 0x{error.object[error.start]:02x}.",
             location=f"{path}, byte {position}{' after decompression' if compression_suffix(path) else ''}",
-            hint="convert the file, for example: iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW.",
+            hint=f"convert the file, for example: iconv -f {encoding} -t UTF-8 OLD > NEW.",
         ) from error
 
 
