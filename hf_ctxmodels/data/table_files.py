@@ -51,8 +51,8 @@ def read_table(file: str | Path, columns: Sequence[str], suffix: str | None = No
     """The selected columns of a CSV, TSV or JSONL file, as rows in file order. `suffix` replaces the file's suffix.
 
     Columns are names of the header line or JSON keys, or numbers (1 is the first, -1 the last) for a file without a
-    header. Raises CtxError for an unknown format, a missing column, a line with another number of columns, or invalid
-    quotes or JSON.
+    header. Raises CtxError for an unknown format, a missing or repeated column, a line with another number of columns,
+    or invalid quotes or JSON.
     """
     rows = []
     suffix = suffix or file_suffix(file)
@@ -198,6 +198,10 @@ def _column_index(column: str, names: Sequence[str], file: object) -> int:
             location=str(file),
             hint="select other columns (--text_columns, --label_column); in a file without a header use numbers (1 = "
             "first, -1 = last).",
+        )
+    if (count := list(names).count(column)) > 1:
+        raise CtxError(
+            f"{count} columns are named {column!r}.", location=str(file), hint="rename them, or remove all but one."
         )
     return list(names).index(column)
 

@@ -58,6 +58,7 @@ def test_rows_have_line_numbers(tmp_path):
         ("a.tsv", '"text","label"\nx,1\n', r"separated by commas"),
         ("a.csv", "sentence,gold\nx,1\n", r"No column 'text'. The columns are: 'sentence', 'gold'"),
         ("a.jsonl", '{"sentence": "x"}', r"No column 'text'. The columns are: 'sentence'"),
+        ("a.csv", "text,text,label\nx,y,1\n", r"(?s)2 columns are named 'text'.*a\.csv"),
         ("a.csv", "text,label\nx,y,1\n", r"(?s)3 columns, expected 2.*a.csv:2.*double quotes"),
         (
             "a.csv",
