@@ -211,6 +211,8 @@ def _read_json(file: str | Path, labeled: bool) -> Iterator[CoreferenceDocument]
     for number, (record, location) in enumerate(read_json_lines(file), 1):
         with wrap_errors("Not a document", location=str(location), hint=_JSON_HINT):
             sentences: Sequence[Sequence[str]] = record["sentences"]
+            if not all(isinstance(sentence, list) for sentence in sentences):
+                raise TypeError("a sentence is no list of words")
             if not all(isinstance(word, str) for sentence in sentences for word in sentence):
                 raise TypeError("a word is not a text")
             num_words = sum(map(len, sentences))

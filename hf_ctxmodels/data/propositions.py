@@ -19,7 +19,7 @@ from typing import Any
 from hf_ctxmodels.core.bio_tags import is_bio
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_suffix
-from hf_ctxmodels.data.table_files import TaggedSentence, iob1_to_bio, line_blocks
+from hf_ctxmodels.data.table_files import TaggedSentence, iob1_to_bio, line_blocks, parse_strings
 from hf_ctxmodels.data.text_files import read_json_lines
 
 _OLD_ROLE = re.compile(r"(?<![^-])A(?=[\dAM](?:-|$))")  # as in CoNLL-2005: A0, AM-TMP, R-A1
@@ -179,25 +179,21 @@ def _bracket_tags(cells: Sequence[str], location: str) -> list[str]:
 def _read_json(file: str | Path, word_column: str, tag_column: str, labeled: bool) -> list[Proposition]:
     propositions = []
     for record, location in read_json_lines(file):
-        words: Any = record.get(word_column)
-        tags: Any = record.get(tag_column)
+        words = parse_strings(record.get(word_column))
+        tags = parse_strings(record.get(tag_column)) if labeled else ["O"] * len(words)
         predicate: Any = record.get("predicate")
-        if not labeled and isinstance(words, list):
-            tags = ["O"] * len(words)
-        has_lists = isinstance(words, list) and isinstance(tags, list) and len(words) == len(tags) > 0
-        if not has_lists or type(predicate) is not int or not 0 <= predicate < len(words):
+        if not len(words) == len(tags) > 0 or type(predicate) is not int or not 0 <= predicate < len(words):
             raise CtxError(
                 f"Expected words as {word_column!r}, the index of a word as 'predicate'"
                 + (f", and a tag for each word as {tag_column!r}." if labeled else "."),
                 location=str(location),
                 hint="correct the line, or set --text_columns and --label_column to other keys.",
             )
-        text_tags = [*map(str, tags)]
-        if not is_bio(text_tags) or iob1_to_bio(text_tags) != text_tags:
+        if not is_bio(tags) or iob1_to_bio(tags) != tags:
             raise CtxError(
-                f"The tags are not BIO: {' '.join(text_tags)}.",
+                f"The tags are not BIO: {' '.join(tags)}.",
                 location=str(location),
                 hint="write B-LABEL at the first word of an argument, I-LABEL at the next words, and O elsewhere.",
             )
-        propositions.append(Proposition([*map(str, words)], text_tags, str(location), predicate))
+        propositions.append(Proposition(words, tags, str(location), predicate))
     return propositions

@@ -94,6 +94,14 @@ def parse_number(value: Any) -> float | None:
     return float(value) if is_number and abs(value) <= sys.float_info.max else None
 
 
+def parse_strings(value: Any) -> list[str]:
+    """The texts or finite numbers of a list, as texts; empty for other values, also for a list with null."""
+    is_valid = isinstance(value, list) and all(
+        isinstance(item, str) or parse_number(item) is not None for item in value
+    )
+    return [*map(str, value)] if is_valid else []
+
+
 def require_labels(rows: Sequence[Row], column: str) -> None:
     """Raise CtxError if all labels in a column are -1, as in the test sets of GLUE, whose labels are not public."""
     if rows and all(parse_number(row.values.get(column)) == -1 for row in rows):

@@ -20,7 +20,7 @@ from hf_ctxmodels.core.generation import max_input_length
 from hf_ctxmodels.data.examples import LOOP_COLUMNS
 from hf_ctxmodels.data.files import same_file
 from hf_ctxmodels.data.padding import RowPadder
-from hf_ctxmodels.data.table_files import Row, are_column_numbers, has_columns, has_labels, read_texts
+from hf_ctxmodels.data.table_files import Row, are_column_numbers, has_columns, has_labels, parse_strings, read_texts
 
 Feature = dict[str, Any]
 Collator = Callable[[list[Feature]], dict[str, Any]]
@@ -373,11 +373,11 @@ def read_words(file: str, column: str, hint: str) -> list[tuple[list[str], str]]
     punctuation marks; raises CtxError with this hint for other values."""
     sentences = []
     for row in read_texts(file, column):
-        words = row.values[column]
-        words = split_words(words) if isinstance(words, str) else words
-        if not isinstance(words, list) or not words:
+        value = row.values[column]
+        words = split_words(value) if isinstance(value, str) else parse_strings(value)
+        if not words:
             raise CtxError(f"Expected a text or a list of words in {column!r}.", location=row.location, hint=hint)
-        sentences.append(([*map(str, words)], row.location))
+        sentences.append((words, row.location))
     return sentences
 
 

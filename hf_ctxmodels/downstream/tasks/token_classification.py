@@ -16,6 +16,7 @@ from hf_ctxmodels.data.table_files import (
     MissingColumnError,
     TaggedSentence,
     has_labels,
+    parse_strings,
     read_conll,
     read_conllu,
     read_table,
@@ -68,14 +69,16 @@ class TokenClassification(LabeledTask[TaggedSentence]):
             word_column, tag_column = self.arguments.text_columns or "tokens", self.arguments.label_column or "tags"
             sentences = []
             for row in read_table(file, [word_column, tag_column]):
-                words, tags = row.values[word_column], row.values[tag_column]
-                if not (isinstance(words, list) and isinstance(tags, list) and len(words) == len(tags) > 0):
+                values = row.values[word_column], row.values[tag_column]
+                words, tags = map(parse_strings, values)
+                if not len(words) == len(tags) > 0:
                     raise CtxError(
-                        f"Expected two lists of the same length, got {words!r} and {tags!r}.",
+                        "Expected two lists of the same length, of texts or numbers; got "
+                        f"{values[0]!r} and {values[1]!r}.",
                         location=row.location,
                         hint=f"write the words as {word_column!r} and a tag for each as {tag_column!r}.",
                     )
-                sentences.append(TaggedSentence([*map(str, words)], [*map(str, tags)], row.location))
+                sentences.append(TaggedSentence(words, tags, row.location))
             return to_bio(sentences)
         return self._read_columns(file)
 

@@ -100,6 +100,7 @@ def test_universal_propositions(shared_data: Path, language: str) -> None:
         ("a.conll", "a - (A0*\nb run (V*)\nc - *)\n", r"(?s)'\(V\*\)' does not open or close.*a\.conll:2"),
         ("a.conll", "a - \nb - \n", "No predicates"),
         ("a.jsonl", '{"1": ["a", "b"], "predicate": 2, "2": ["O", "B-V"]}', r"(?s)the index of a word.*a\.jsonl:1"),
+        ("a.jsonl", '{"1": ["a", null], "predicate": 0, "2": ["B-V", "O"]}', r"(?s)Expected words.*a\.jsonl:1"),
         ("a.jsonl", '{"1": ["a", "b"], "predicate": 1, "2": ["I-A0", "B-V"]}', r"(?s)not BIO: I-A0 B-V.*a\.jsonl:1"),
     ],
 )

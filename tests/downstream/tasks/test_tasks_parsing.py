@@ -77,6 +77,11 @@ def test_files_without_trees(tmp_path: Path) -> None:
         assert not task.has_labels(file)
     with pytest.raises(CtxError, match="list of words in 'tokens'"):
         task.read_unlabeled(write_file(tmp_path / "c.jsonl", json.dumps({"tokens": 3})))
+    for words in ([], [None], [["Yes"]], [True]):
+        with pytest.raises(CtxError, match="list of words in 'tokens'"):
+            task.read_unlabeled(write_file(tmp_path / "c.jsonl", json.dumps({"tokens": words})))
+    [tree] = task.read_unlabeled(write_file(tmp_path / "c.jsonl", json.dumps({"tokens": ["Yes", 3]})))
+    assert tree.words == ["Yes", "3"]
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

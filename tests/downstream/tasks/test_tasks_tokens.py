@@ -65,6 +65,8 @@ def test_conllu_yields_syntactic_words(tmp_path):
         ("a.conllu", "1\ta\n", {}, r"(?s)Not a CoNLL-U line.*2 tab-separated.*a\.conllu:1"),
         ("a.conllu", CONLLU, {"label_column": "POS"}, "No column 'POS'. The columns are: 'ID'"),
         ("a.jsonl", '{"tokens": ["a"], "tags": []}', {}, r"(?s)two lists of the same length.*a\.jsonl:1"),
+        ("a.jsonl", '{"tokens": ["a", null], "tags": ["O", "O"]}', {}, r"(?s)texts or numbers.*None.*a\.jsonl:1"),
+        ("a.jsonl", '{"tokens": ["a"], "tags": [NaN]}', {}, r"(?s)texts or numbers.*nan.*a\.jsonl:1"),
         ("demo", None, {}, "no demo data"),
     ],
 )
