@@ -12,7 +12,9 @@ and 6 in a file. Labels are not needed; if the input has labels, the metrics are
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig
@@ -39,7 +41,7 @@ from hf_ctxmodels.downstream.text2text.text_to_text import (
     text_to_text_class,
 )
 from hf_ctxmodels.inference.generation import generate_texts
-from hf_ctxmodels.inference.prediction import Predictor, finetuning_summary
+from hf_ctxmodels.inference.prediction import Predictor, finetuning_summary, invalid_label_reason
 from hf_ctxmodels.training.model_loading import load_config
 
 _SCREEN_DIGITS, _FILE_DIGITS = 4, 6  # significant digits
@@ -162,8 +164,9 @@ def _predict_targets(
     task.check_unused_arguments()
     summary = finetuning_summary(arguments.model)
     task = task.for_file(arguments.input, {} if summary is None else summary.columns)
-    is_labeled = task.has_labels(arguments.input)
-    examples = task.read_file(arguments.input) if is_labeled else task.read_unlabeled(arguments.input)
+    readers = task.read_file, task.read_unlabeled
+    is_strict = task_arguments.label_column is not None
+    examples, is_labeled = _read_examples(task, arguments.input, *readers, is_strict=is_strict)
     model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModelForSeq2SeqLM.__name__)
     placement.place(model)
     print_status(f"{type(model).__name__} predicts {len(examples):,} examples")
@@ -183,7 +186,6 @@ def _predict_targets(
         {"source": example.source, "prediction": prediction}
         for example, prediction in zip(examples, predictions, strict=True)
     ]
-    print_status("no score: the file has no targets", not is_labeled)
     return results, _score_lines(task.score(examples, predictions) if is_labeled else {}, task.is_percentage)
 
 
@@ -201,8 +203,8 @@ def _predict_texts(
             hint="use a file with one task, or the name of a packaged task.",
         )
     (task,) = tasks.values()
-    is_labeled = task.has_labels(arguments.input)
-    examples = task.read(arguments.input, is_training=False, labeled=is_labeled)
+    readers = (partial(task.read, is_training=False, labeled=labeled) for labeled in (True, False))
+    examples, is_labeled = _read_examples(task, arguments.input, *readers, is_strict=False)
     model, tokenizer = load_model_and_tokenizer(arguments.model, generation_head)
     placement.place(model)
     max_length, batch_size = arguments.max_length, arguments.per_device_batch_size
@@ -237,9 +239,31 @@ def _predict_texts(
         {"input": example.input, "output": output, "prediction": task.label_value(task.parse(example, output))}
         for example, output in zip(examples, outputs, strict=True)
     ]
-    print_status("no score: the file has no labels", not is_labeled)
     scores = task.score(examples, outputs) if is_labeled else {}
     return results, _score_lines(scores, task.metrics[0] in PERCENTAGES)
+
+
+def _read_examples(
+    task: Seq2Seq | TextTask,
+    file: str,
+    read_labeled: Callable[[str], list[Any]],
+    read_unlabeled: Callable[[str], list[Any]],
+    *,
+    is_strict: bool,
+) -> tuple[list[Any], bool]:
+    """The examples of a file, and whether they have labels; if they are missing or invalid, a message says why. Raises
+    CtxError for invalid labels if `is_strict`, and for invalid inputs."""
+    reason = "the file has no labels"
+    try:
+        if task.has_labels(file):
+            return read_labeled(file), True
+    except CtxError as error:
+        if is_strict:
+            raise
+        reason = invalid_label_reason(error)
+    examples = read_unlabeled(file)
+    print_status(f"no score: {reason}")
+    return examples, False
 
 
 def _rounded(value: Any, digits: int) -> Any:

@@ -158,9 +158,14 @@ class Predictor:
         except CtxError as error:
             if self.task.arguments.label_column is not None:
                 raise
-            reason = error.message if error.location is None else f"{error.message} ({error.location})"
+            reason = invalid_label_reason(error)
         print_status(f"no score: {reason}", progress and not scores)
         return FilePredictions(task.results(examples, encoded, outputs), scores)
+
+
+def invalid_label_reason(error: CtxError) -> str:
+    """Why predictions have no score, from the error of reading labels."""
+    return error.message if error.location is None else f"{error.message} ({error.location})"
 
 
 def finetuning_summary(source: str | Path) -> TrainingSummary | None:

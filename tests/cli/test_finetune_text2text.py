@@ -201,6 +201,9 @@ def test_predict_with_normalized_label_strings(folder: Path, tmp_path: Path, mon
     flags = {"model": folder / "t5", "text_task": tmp_path / "film.yaml", "input": tmp_path / "input.jsonl"}
     results = [json.loads(line) for line in command_output("predict", **flags).splitlines()]
     assert [(row["output"], row["prediction"]) for row in results] == [(labels["1"], "1")] * len(rows)
+    rows[0]["label"] = "unknown"  # the file has no score
+    (tmp_path / "input.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert [json.loads(line) for line in command_output("predict", **flags).splitlines()] == results
 
 
 def test_predict_by_ranking_requires_label_strings(folder: Path, tmp_path: Path) -> None:

@@ -201,6 +201,11 @@ def test_targets_of_encoder_decoder(tmp_path: Path) -> None:
     save_summary(folder, "seq2seq", max_length=64, columns={"text_columns": "question", "label_column": "answer"})
     without_columns = {"metrics": "exact_match", **options}
     assert predict_and_score(folder, tmp_path / "pairs.jsonl", **without_columns) == (labeled, scores)
+    rows[1]["answer"] = ""  # an invalid target is an error only with --label_column
+    (tmp_path / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert predict_and_score(folder, tmp_path / "pairs.jsonl", **without_columns) == (results, {})
+    error = command_output("predict", model=folder, input=tmp_path / "pairs.jsonl", **columns, fails=True)
+    assert f"{tmp_path / 'pairs.jsonl'}:2" in error
     error = command_output("generate", model=folder, input=tmp_path / "pairs.jsonl", fails=True)
     assert "is a table" in error
     assert "hf-ctxmodels predict" in error
