@@ -34,6 +34,7 @@ from hf_ctxmodels.layers.pooling import build_token_mask, pair_features, text_ma
 
 _SequenceOutputClass = type[SequenceClassifierOutput] | type[Seq2SeqSequenceClassifierOutput]
 _SpanOutputClass = type[QuestionAnsweringModelOutput] | type[Seq2SeqQuestionAnsweringModelOutput]
+_PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
 class ForSequenceClassification(HeadModel):
@@ -126,7 +127,12 @@ class ForSequenceClassification(HeadModel):
 
 def infer_problem_type(config: Any, labels: Tensor | None) -> str:
     """Return `config.problem_type`; if it is None, infer it as in transformers: regression with one class, multi-label
-    classification with floating-point labels, else single-label classification."""
+    classification with floating-point labels, else single-label classification. Raises CtxError for unknown types."""
+    if config.problem_type not in (None, *_PROBLEM_TYPES):
+        raise CtxError(
+            f"problem_type is {config.problem_type!r}, expected {', '.join(_PROBLEM_TYPES)} or None.",
+            hint="correct problem_type in the configuration.",
+        )
     if config.problem_type is not None:
         return config.problem_type
     if config.num_labels == 1:
@@ -140,6 +146,11 @@ def sequence_loss(config: Any, logits: Tensor, labels: Tensor, num_items: ItemCo
     check_tensors(labels=labels)
     problem_type, (batch_size, classes) = infer_problem_type(config, labels), logits.shape
     if problem_type == "single_label_classification":
+        if classes > 1 and not is_traced(labels) and labels.shape == logits.shape:
+            raise CtxError(
+                f"labels is {tuple(labels.shape)}, expected {(batch_size,)}: one class for each text.",
+                hint="set problem_type='multi_label_classification' for several labels of a text.",
+            )
         targets = validate_sequence_targets(labels, "labels", batch_size)
         return cross_entropy_over_targets(logits, targets, "labels", num_items)
     check_target_shape(labels, "labels", *([(batch_size,)] if classes == 1 else []), (batch_size, classes))

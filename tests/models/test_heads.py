@@ -99,6 +99,11 @@ def test_problem_type_is_inferred_per_batch() -> None:
     outputs = regressor(**batch, labels=classes.float())
     assert_close(outputs.loss, F.mse_loss(outputs.logits[:, 0], classes.float()))
     assert regressor.config.problem_type is None
+    with pytest.raises(CtxError, match=r"one class for each text(?s:.*)problem_type='multi_label_classification'"):
+        model(**batch, labels=multi_labels.long())
+    model.config.problem_type = "multilabel"
+    with pytest.raises(CtxError, match="problem_type is 'multilabel', expected regression, single_label_"):
+        model(**batch, labels=multi_labels)
 
 
 def test_cross_view_training_requires_problem_type() -> None:
