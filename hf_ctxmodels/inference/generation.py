@@ -64,9 +64,15 @@ def generate_texts(
 
     Raises:
         CtxError: The model cannot generate, does not support the language or requires one, or has no such code; a text
-            has no token or too many for the model; a number is too small, or `num_return_sequences` is not 1.
+            is not a string, has no token or too many for the model; a number is too small, or `num_return_sequences` is
+            not 1.
     """
     check_can_generate(model)
+    if isinstance(texts, str):
+        raise CtxError("texts is a str, expected a list of strings.", hint="pass a list with the text.")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise CtxError(f"texts[{index}] is a {type(text).__name__}, expected a string.", hint="remove it.")
     numbers = {"max_new_tokens": max_new_tokens, "max_length": max_length, "batch_size": batch_size}
     check_range({**numbers, "num_beams": options.get("num_beams")}, at_least=1)
     if (count := options.get("num_return_sequences") or 1) != 1:
@@ -90,6 +96,8 @@ def generate_texts(
     code = control_code_id(model.config, control)
     if code is not None:
         tokenizer_arguments |= {"add_special_tokens": False}
+    if not len(texts):
+        return []
     sequences = _encode(model, tokenizer, texts, max_length, tokenizer_arguments)
     if code is not None:
         sequences = [[code, *ids] for ids in sequences]

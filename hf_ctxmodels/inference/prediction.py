@@ -133,6 +133,8 @@ class Predictor:
 
     def predict(self, examples: Sequence[Any], batch_size: int = 32, progress: bool = False) -> list[dict[str, Any]]:
         """The results (`Task.results`) of examples from `Task.read_unlabeled`, in their order."""
+        if not len(examples):
+            return []
         encoded = self.task.encode(examples, self.tokenizer)
         outputs = run_head(self.model, self.tokenizer, self.task, encoded, batch_size, progress)
         return self.task.results(examples, encoded, outputs)

@@ -9,6 +9,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenClassifi
 
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_range
+from hf_ctxmodels.core.generation import max_input_length
 from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.downstream.finetuning.task_evaluation import feature_outputs
@@ -27,6 +29,7 @@ def run_head(
 ) -> list[Logits]:
     """Logits for every feature, in order, in evaluation mode; the model's training mode is restored. A batch has
     features of similar lengths; `progress` shows a progress bar."""
+    check_range({"batch_size": batch_size}, at_least=1)
     features, collate = encoded.features, task.collator(tokenizer)
     order = sorted(range(len(features)), key=lambda index: _num_items(features[index]["input_ids"]))
     outputs: dict[int, Logits] = {}
@@ -64,11 +67,14 @@ def answer_questions(
     Args:
         model, tokenizer: A model of `AutoModelForQuestionAnswering` and its tokenizer.
         questions: (question, context) pairs.
-        max_length: Tokens per window.
+        max_length: Tokens per window, at most the model's limit.
         doc_stride: Tokens of overlap between two windows; None for the default of `TaskArguments`.
         max_answer_length: Tokens of the longest answer.
         may_be_unanswerable: Return "" if the model prefers no answer; for models trained on unanswerable questions.
     """
+    if not len(questions):
+        return []
+    max_length = min(max_length, max_input_length(model.config) or max_length)
     task = QuestionAnswering(TaskArguments(None, None, None, max_length, doc_stride, max_answer_length))
     task.has_unanswerable = may_be_unanswerable
     if "p_mask" in inspect.signature(model.forward).parameters:

@@ -166,6 +166,11 @@ def test_out_of_range_values_raise(decoder: Path, capsys: pytest.CaptureFixture)
     for options in ({"batch_size": 0}, {"num_beams": 0}, {"max_length": 0}, {"num_return_sequences": 2}):
         with pytest.raises(CtxError, match=next(iter(options))):
             generate_texts(model, tokenizer, ["a red cat"], **options)
+    assert generate_texts(model, tokenizer, []) == []
+    with pytest.raises(CtxError, match="texts is a str, expected a list of strings"):
+        generate_texts(model, tokenizer, "cat")
+    with pytest.raises(CtxError, match=r"texts\[1\] is a NoneType, expected a string"):
+        generate_texts(model, tokenizer, ["cat", None])
 
 
 def test_encoder_raises(decoder: Path, capsys: pytest.CaptureFixture) -> None:

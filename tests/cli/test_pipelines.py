@@ -5,6 +5,7 @@ import torch
 from commands import save, tiny_pair
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, pipeline
 
+from hf_ctxmodels import CtxError
 from hf_ctxmodels.inference import WordTaggingPipeline, answer_questions
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
@@ -126,3 +127,14 @@ def test_answer_questions(save_family_model):
     null_score = float(output.start_logits[0, null_position] + output.end_logits[0, null_position])
     expected = torch.sigmoid(torch.tensor(null_score - float(start[first] + end[last])))
     assert answers[0].no_answer_probability == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_answer_questions_without_questions_and_beyond_the_positions(tmp_path):
+    texts = [CONTEXT]
+    model, tokenizer = tiny_pair("bert", "AutoModelForQuestionAnswering", texts, max_position_embeddings=32)
+    assert answer_questions(model, tokenizer, []) == []
+    questions = [("who", " and ".join(texts * 9))]
+    expected = answer_questions(model, tokenizer, questions, max_length=32)
+    assert answer_questions(model, tokenizer, questions) == expected, "windows of at most 32 tokens"
+    with pytest.raises(CtxError, match="batch_size=0"):
+        answer_questions(model, tokenizer, questions, batch_size=0)

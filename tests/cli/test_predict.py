@@ -81,6 +81,7 @@ def test_regression_of_pairs(tmp_path: Path) -> None:
     pairs = list(zip(TEXTS, TEXTS[::-1]))
     (tmp_path / "pairs.jsonl").write_text("\n".join(json.dumps({"a": a, "b": b}) for a, b in pairs))
     results = predict(folder, tmp_path / "pairs.jsonl", text_columns="a,b")
+    assert Predictor.open(str(folder)).predict([]) == []
     for pair, result in zip(pairs, results, strict=True):
         assert result["texts"] == list(pair)
         assert is_close(result["value"], head_outputs(folder, auto_class, *pair)[0].logits.item())
