@@ -87,7 +87,7 @@ class Predictor:
         """
         config = load_config(source)
         if has_several_tasks(config, task_name, source):
-            auto_class, config = config.tasks[task_name]["auto_class"], config.task_config(task_name)
+            config, auto_class = config.task_config(task_name), config.tasks[task_name]["auto_class"]
         else:
             auto_class = "AutoModelFor" + (config.architectures or [""])[0].partition("For")[2]
         summary = finetuning_summary(source)

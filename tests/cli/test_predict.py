@@ -11,7 +11,7 @@ import transformers
 from commands import command_output, save, save_summary, tiny_pair
 from labeled_texts import BAD, FILLER_WORDS, GOOD, NAMES, PLACES
 
-from hf_ctxmodels import CtxMultiTaskConfig, CtxMultiTaskModel
+from hf_ctxmodels import CtxError, CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.downstream.multitask.configuration import task_entry
 from hf_ctxmodels.inference import Predictor
 from hf_ctxmodels.training.summary import TrainingSummary
@@ -181,6 +181,8 @@ def test_multitask_model(tmp_path: Path) -> None:
     assert (task.name, task.arguments.max_length) == ("ranking", 32)
     with pytest.raises(ValueError, match="several tasks: polarity"):
         Predictor.open(str(folder))
+    with pytest.raises(CtxError, match=r"no task 'pairs'(?s:.*)use one of: polarity, ranks"):
+        Predictor.open(str(folder), task_name="pairs")
 
 
 def test_targets_of_encoder_decoder(tmp_path: Path) -> None:
