@@ -215,6 +215,8 @@ def _read_json(file: str | Path, labeled: bool) -> Iterator[CoreferenceDocument]
                 raise TypeError("a sentence is no list of words")
             if not all(isinstance(word, str) for sentence in sentences for word in sentence):
                 raise TypeError("a word is not a text")
+            if not all(word.strip() for sentence in sentences for word in sentence):
+                raise ValueError("a word is blank")
             num_words = sum(map(len, sentences))
             clusters = [
                 sorted({(int(first), int(last) + 1) for first, last in cluster})
