@@ -136,8 +136,11 @@ def has_columns(file: str | Path, columns: Sequence[str]) -> bool:
 def has_labels(file: str | Path, column: str) -> bool:
     """Whether a file has labels: not if it is a `.txt` file, or the column is missing, or all its values are empty or
     -1."""
-    if file_suffix(file) == ".txt":
+    suffix = file_suffix(file)
+    if suffix == ".txt":
         return False
+    if suffix == ".jsonl":
+        return any(is_label(record.get(column)) for record, _ in read_json_lines(file))
     try:
         labels = [row.values[column] for row in read_table(file, [column])]
     except MissingColumnError:

@@ -203,6 +203,17 @@ def test_test_sets_without_labels_raise(tmp_path, task):
         assert len(make_task(task).read(write_file(tmp_path / "b.jsonl", line % -1 + line % 1), "train")) == 2
 
 
+@pytest.mark.parametrize("task", ["sequence-classification", "regression", "multiple-choice"])
+def test_json_lines_with_a_label_in_some_lines(tmp_path, task):
+    lines = [{"text": "x", "choices": ["a", "b"]}, {"text": "y", "choices": ["a", "b"], "label": 1}]
+    for number, records in enumerate((lines, lines[::-1])):
+        file = write_file(tmp_path / f"{number}.jsonl", "\n".join(map(json.dumps, records)))
+        assert make_task(task).has_labels(file)
+        with pytest.raises(CtxError, match=rf"(?s)No column 'label'.*jsonl:{number + 1}"):
+            make_task(task).read(file, "validation")
+    assert not make_task(task).has_labels(write_file(tmp_path / "a.jsonl", json.dumps(lines[0])))
+
+
 def test_unknown_and_single_labels_raise(tmp_path, tokenizer):
     task = make_task("sequence-classification")
     train = task.read(write_file(tmp_path / "a.tsv", "text\tlabel\nx\tpos\ny\tneg\n"), "train")
