@@ -12,7 +12,7 @@ from typing import Any
 from hf_ctxmodels.core.console import is_main_process, print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag
-from hf_ctxmodels.core.loading import read_utf8, require_existing_path
+from hf_ctxmodels.core.loading import read_json, read_utf8, require_existing_path
 from hf_ctxmodels.core.paths import is_url, local_path
 from hf_ctxmodels.data.demo_corpus import demo_documents
 from hf_ctxmodels.data.documents import (
@@ -249,8 +249,8 @@ def _hub_readers(
 
     require_existing_path(Path(dataset).expanduser() if dataset.startswith("~") else dataset, "dataset")
     try:
-        rows = datasets.load_dataset(dataset, config_name, split=split, streaming=streaming)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        rows = _load_rows(dataset, split, config_name, streaming)
+    except (OSError, ValueError, IndexError, datasets.exceptions.DatasetsError) as error:  # IndexError: no rows
         raise CtxError(
             f"The dataset cannot be opened: {error}{f' ({error.__cause__})' if error.__cause__ else ''}",
             location=f"{dataset} (configuration {config_name}, split {split})",
@@ -270,6 +270,22 @@ def _hub_readers(
         (partial(_hub_documents, rows.shard(count, index) if count > 1 else rows, columns, dataset), shard_size)
         for index in range(count)
     ]
+
+
+def _load_rows(dataset: str, split: str, config_name: str | None, streaming: bool) -> Any:
+    """The rows of a split of a Hub dataset, or of a directory, which `save_to_disk` may have written."""
+    import datasets
+
+    split_list = Path(dataset, "dataset_dict.json")
+    if split_list.is_file():
+        splits = read_json(split_list)["splits"]
+    elif Path(dataset, "state.json").is_file():
+        splits = [str(datasets.load_from_disk(dataset).split or "train")]
+    else:
+        return datasets.load_dataset(dataset, config_name, split=split, streaming=streaming)
+    if split not in splits:
+        raise ValueError(f"There is no split {split!r}; the splits are: {', '.join(splits)}.")
+    return datasets.load_from_disk(os.path.join(dataset, split) if split_list.is_file() else dataset)
 
 
 def _document_readers(

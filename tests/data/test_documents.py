@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+from datasets import Dataset, DatasetDict
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -198,6 +199,21 @@ def test_truncated_gzip_file_raises(tmp_path):
 def test_unreachable_dataset_raises():
     with pytest.raises(CtxError, match=r"cannot be opened(.|\n)*nobody/nothing"):
         load_documents("nobody/nothing")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_directories_of_save_to_disk(tmp_path, streaming):
+    first, second = (Dataset.from_dict({"text": [text]}) for text in ("One.", "Two."))
+    first.save_to_disk(tmp_path / "rows")
+    empty = first.select([])
+    DatasetDict({"part-1": first, "part-2": second, "none": empty}).save_to_disk(tmp_path / "splits")
+    assert list(load_documents(str(tmp_path / "rows"), streaming=streaming)) == [["One."]]
+    assert list(load_documents(str(tmp_path / "splits"), split="part-2", streaming=streaming)) == [["Two."]]
+    for name, split, splits in (("rows", "test", "train"), ("splits", "train", "part-1, part-2, none")):
+        with pytest.raises(CtxError, match=f"no split '{split}'; the splits are: {splits}"):
+            load_documents(str(tmp_path / name), split=split, streaming=streaming)
+    with pytest.raises(CtxError, match="cannot be opened"):
+        load_documents(str(tmp_path / "splits"), split="none", streaming=streaming)
 
 
 @pytest.mark.parametrize("extension", ["jsonl", "parquet"])
