@@ -411,6 +411,8 @@ class ForMultipleChoice(HeadModel):
         loss = None
         if labels is not None:
             targets = validate_sequence_targets(labels, "labels", batch_size)
+            if choice_mask is not None:
+                _check_not_excluded(targets, on_host(lambda mask: mask == 0, choice_mask), "labels", "choice_mask is 0")
             loss = cross_entropy_over_targets(logits, targets, "labels", num_items_in_batch)
             loss = self.add_regularization(loss, outputs, targets, "labels", num_items_in_batch)
         return self.output_class(loss=loss, logits=logits, **self.encoder_fields(outputs))
@@ -437,6 +439,18 @@ def _check_choices(token_arguments: dict[str, Tensor | None], choice_mask: Tenso
     return inputs.shape[0], inputs.shape[1]
 
 
+def _check_not_excluded(targets: Tensor, excluded: Tensor, name: str, reason: str) -> None:
+    """Raise CtxError if a (batch,) class index is excluded by a (batch, classes) bool mask. Skipped while compiling."""
+    if torch.compiler.is_compiling():
+        return
+    targets, excluded = host_copy(targets), host_copy(excluded)
+    is_class = (targets >= 0) & (targets < excluded.shape[1])
+    misplaced = excluded.gather(1, targets.where(is_class, 0)[:, None])[:, 0] & is_class
+    if bool(misplaced.any()):
+        row = int(misplaced.nonzero()[0])
+        raise CtxError(f"{name}[{row}] is {int(targets[row])}, which is excluded: {reason}.")
+
+
 def position_loss(
     scores: Tensor,
     positions: Tensor,
@@ -458,11 +472,6 @@ def position_loss(
     length = scores.shape[-1]
     positions = on_host(lambda ids: ids.masked_fill((ids < 0) | (ids >= length), IGNORE_INDEX), positions)
     if excluded is not None:
-        if not torch.compiler.is_compiling():
-            columns = host_copy(positions)
-            misplaced = host_copy(excluded).gather(1, columns.clamp(min=0)[:, None])[:, 0] & (columns != IGNORE_INDEX)
-            if bool(misplaced.any()):
-                row = int(misplaced.nonzero()[0])
-                raise CtxError(f"{name}[{row}] is {int(columns[row])}, which is excluded: {reason}.")
+        _check_not_excluded(positions, excluded, name, reason)
         scores = scores.masked_fill(excluded, torch.finfo(scores.dtype).min)
     return cross_entropy_over_targets(scores, positions, name, num_items)

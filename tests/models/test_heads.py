@@ -42,6 +42,9 @@ def test_padding_choices_are_excluded(case: Case) -> None:
     assert not gradient[mask == 0].any()
     with pytest.raises(CtxError, match="choice_mask is"):
         model(**batch, choice_mask=mask[:, :1])
+    labels[1] = mask.shape[1] - 1
+    with pytest.raises(CtxError, match=rf"labels\[1\] is {labels[1]}, which is excluded: choice_mask is 0"):
+        model(**batch, choice_mask=mask, labels=labels)
     with pytest.raises(CtxError, match=r"attention_mask is .*expected \(batch, choices, ...\)"):
         model(**batch | {"attention_mask": mask})
     input_ids = batch.pop("input_ids")
