@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.data.files import file_suffix
-from hf_ctxmodels.data.table_files import conllu_cells
+from hf_ctxmodels.data.table_files import conllu_cells, split_cells
 from hf_ctxmodels.data.text_files import read_json_lines, read_text
 
 Span = tuple[int, int]
@@ -109,7 +109,7 @@ class _Line:
 
 def _conll_lines(file: str | Path, labeled: bool) -> Iterator[_Line]:
     for number, line in enumerate(read_text(file).split("\n"), 1):
-        location, cells = f"{file}:{number}", line.split()
+        location, cells = f"{file}:{number}", split_cells(line)
         if match := re.match(r"#begin document\s*\((.*)\);?(.*)$", line):
             yield _Line(location, document=f"{match[1]};{match[2]}" if match[2].strip() else match[1])
         elif line.startswith("#") or not cells:

@@ -19,7 +19,7 @@ from typing import Any
 from hf_ctxmodels.core.bio_tags import is_bio
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_suffix
-from hf_ctxmodels.data.table_files import TaggedSentence, iob1_to_bio, line_blocks, parse_strings
+from hf_ctxmodels.data.table_files import TaggedSentence, iob1_to_bio, line_blocks, parse_strings, split_cells
 from hf_ctxmodels.data.text_files import read_json_lines
 
 _OLD_ROLE = re.compile(r"(?<![^-])A(?=[\dAM](?:-|$))")  # as in CoNLL-2005: A0, AM-TMP, R-A1
@@ -97,7 +97,7 @@ def _read_columns(
     if has_head_words:
         lines = [(number, line) for number, line in lines if line.partition("\t")[0].isdecimal()]
     delimiter = "\t" if lines and "\t" in lines[0][1] else None
-    rows = [line.split(delimiter) for _, line in lines]
+    rows = [split_cells(line, delimiter) for _, line in lines]
     predicates = [
         index for index, row in enumerate(rows) if row[roleset_column - 1 : roleset_column] not in ([], ["-"], ["_"])
     ]

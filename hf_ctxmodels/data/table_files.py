@@ -217,6 +217,12 @@ def _column_index(column: str, names: Sequence[str], file: object) -> int:
     return list(names).index(column)
 
 
+def split_cells(line: str, delimiter: str | None = None) -> list[str]:
+    """The cells of a line, separated by a delimiter or, without one, by spaces and tabs. (`str.split` would also divide
+    words at no-break spaces.)"""
+    return re.findall(r"[^ \t\r\n]+", line) if delimiter is None else line.split(delimiter)
+
+
 def line_blocks(file: str | Path) -> Iterator[list[tuple[int, str]]]:
     """The numbered lines of each sentence; blank lines and `-DOCSTART-` lines separate sentences."""
     lines = enumerate(read_text(file).split("\n"), start=1)
@@ -249,10 +255,10 @@ def read_conll(file: str | Path, word_column: int = 1, tag_column: int = -1) -> 
     blocks = list(line_blocks(file))
     first = blocks[0][0][1] if blocks else ""
     delimiter = "\t" if "\t" in first else None
-    width = len(first.split(delimiter))
+    width = len(split_cells(first, delimiter))
 
     def parse(number: int, line: str) -> tuple[str, str, str]:
-        cells = line.split(delimiter)
+        cells = split_cells(line, delimiter)
         if len(cells) != width or not 1 <= abs(word_column) <= width or not 1 <= abs(tag_column) <= width:
             error_class = MissingColumnError if abs(tag_column) > width == len(cells) else CtxError
             raise error_class(

@@ -14,7 +14,7 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_suffix
 from hf_ctxmodels.data.propositions import Proposition, column_numbers, read_propositions
-from hf_ctxmodels.data.table_files import TaggedSentence, has_labels, iob1_to_bio, line_blocks
+from hf_ctxmodels.data.table_files import TaggedSentence, has_labels, iob1_to_bio, line_blocks, split_cells
 from hf_ctxmodels.downstream.networks.configuration import CtxTaskNetworkConfig
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import Encoded, Logits, most_frequent
@@ -72,7 +72,7 @@ class SemanticRoleLabeling(TokenClassification):
             return has_labels(file, labels)
         _, roleset_column = column_numbers(words, labels, file)
         lines = [line for block in line_blocks(file) for _, line in block if not line.startswith("#")]
-        return any(len(line.split("\t" if "\t" in line else None)) > roleset_column for line in lines)
+        return any(len(split_cells(line, "\t" if "\t" in line else None)) > roleset_column for line in lines)
 
     def configure(self, config: PreTrainedConfig, train: Examples, validation: Examples) -> None:
         """Set the labels of the training and validation examples: rare roles may be missing in training."""

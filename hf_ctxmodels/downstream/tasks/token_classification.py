@@ -20,6 +20,7 @@ from hf_ctxmodels.data.table_files import (
     read_conll,
     read_conllu,
     read_table,
+    split_cells,
     to_bio,
 )
 from hf_ctxmodels.data.text_files import read_text
@@ -40,7 +41,7 @@ def _is_conll(file: str, labels: Collection[str]) -> bool:
     """Whether the lines of a file are words in columns: all have the same number of fields, and either the last one is
     a label, or there are blank lines and a tab or a sentence of several lines."""
     text = read_text(file).strip()
-    lines = [line.split() for line in text.split("\n")]
+    lines = [split_cells(line) for line in text.split("\n")]
     if len({len(fields) for fields in lines if fields}) != 1:
         return False
     has_long_sentence = any(line and following for line, following in pairwise(lines))

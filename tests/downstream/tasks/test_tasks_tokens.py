@@ -36,6 +36,16 @@ def test_conll_columns_are_read_and_converted(tmp_path):
     assert pos[0].tags == ["NNP", "NN", "NNP", "NNP"]
 
 
+def test_no_break_spaces_are_parts_of_words(tmp_path):
+    text = "10\u00a0000 NUM\ntowns\tNOUN \n\n5\u202fkm  NUM\n"
+    for name in ("a.conll", "a.txt"):
+        file = write_file(tmp_path / name, text)
+        assert [sentence.words for sentence in read_conll(file)] == [["10\u00a0000", "towns"], ["5\u202fkm"]]
+        task = make_task("token-classification")
+        task.labels = ["NUM", "NOUN"]
+        assert [sentence.words for sentence in task.read_unlabeled(file)] == [["10\u00a0000", "towns"], ["5\u202fkm"]]
+
+
 @given(st.lists(st.sampled_from(["O", "B-A", "I-A", "B-B", "I-B"]), max_size=12))
 def test_bio_conversion_keeps_entities(tags):
     converted = iob1_to_bio(tags)
