@@ -40,14 +40,15 @@ Examples = Sequence[TaggedSentence]
 def _is_conll(file: str, labels: Collection[str]) -> bool:
     """Whether the lines of a file are words in columns: all have the same number of fields, and either the last one is
     a label, or there are blank lines and a tab or a sentence of several lines."""
-    text = read_text(file).strip()
-    lines = [split_cells(line) for line in text.split("\n")]
+    text = read_text(file).strip(" \r\n")  # a tab may precede an empty tag
+    delimiter = "\t" if "\t" in text.partition("\n")[0] else None
+    lines = [split_cells(line, delimiter) if line.strip() else [] for line in text.split("\n")]
     if len({len(fields) for fields in lines if fields}) != 1:
         return False
     has_long_sentence = any(line and following for line, following in pairwise(lines))
     if [] in lines and (has_long_sentence or "\t" in text):
         return True
-    return len(lines[0]) > 1 and all(fields[-1] in labels for fields in lines if fields)
+    return len(lines[0]) > 1 and all(fields[-1].strip() in labels for fields in lines if fields)
 
 
 class TokenClassification(LabeledTask[TaggedSentence]):

@@ -46,6 +46,16 @@ def test_no_break_spaces_are_parts_of_words(tmp_path):
         assert [sentence.words for sentence in task.read_unlabeled(file)] == [["10\u00a0000", "towns"], ["5\u202fkm"]]
 
 
+def test_words_with_spaces_in_tab_separated_columns(tmp_path):
+    task = make_task("token-classification")
+    task.labels = ["LOC", "O"]
+    for text in ("New York\tLOC\r\nsaw\tO \r\n", "New York\tx\n\nsaw\ty\n", "New York\t\n\nsaw\t\n"):
+        sentences = task.read_unlabeled(write_file(tmp_path / "a.txt", text))
+        assert [word for sentence in sentences for word in sentence.words] == ["New York", "saw"]
+    sentences = task.read_unlabeled(write_file(tmp_path / "a.txt", "She saw\tNew York\nNew York\tsaw her\n"))
+    assert [len(sentence.words) for sentence in sentences] == [4, 4]
+
+
 @given(st.lists(st.sampled_from(["O", "B-A", "I-A", "B-B", "I-B"]), max_size=12))
 def test_bio_conversion_keeps_entities(tags):
     converted = iob1_to_bio(tags)
