@@ -39,9 +39,11 @@ def run_file(script: Path, *arguments: object) -> int:
 
 
 def _exit_code(function: Callable[[], object], *argv: object) -> int:
+    collect = gc.collect
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [*map(str, argv)])
-        patch.setattr(gc, "collect", partial(gc.collect, 1))  # a full one would scan the objects of other tests
+        # a full one would scan the objects of other tests
+        patch.setattr(gc, "collect", lambda generation=1: collect(min(generation, 1)))
         with pytest.raises(SystemExit) as exit_info:
             function()
     return int(exit_info.value.code or 0)
