@@ -367,18 +367,10 @@ def run_stack(
     if len(specs) != len(layers):
         raise CtxError(f"{len(specs)} masks for {len(layers)} blocks; pass one for all, or one for each.")
     layouts = [layout] * (len(layers) - 1) + [final_layout] * min(len(layers), 1)
-    # layout, mask and memory; blocks with the same mask and layout share the prepared mask
-    contexts: dict[tuple[int, int], tuple[Layout, AttentionMask, Memory | None]] = {}
-    for spec, block_layout in zip(specs, layouts, strict=True):
-        if (id(spec), id(block_layout)) in contexts:
-            continue
-        block_memory = memory
-        if memory is not None:
-            queries = block_layout.share_source(memory.targets_per_source)
-            memory_mask = prepare_mask(memory.mask, queries, hidden_states, memory.layout)
-            block_memory = replace(memory, mask=memory_mask)
-        mask = prepare_mask(spec, block_layout, hidden_states)
-        contexts[id(spec), id(block_layout)] = block_layout, mask, block_memory
+    memories = {id(block_layout): _prepare_memory(memory, block_layout, hidden_states) for block_layout in layouts}
+    # blocks with the same mask and layout share the prepared mask, which is freed after the last of them
+    uses = [(id(spec), id(block_layout)) for spec, block_layout in zip(specs, layouts, strict=True)]
+    prepared: dict[tuple[int, int], AttentionMask] = {}
     padding_mask = layout.padding_mask() if zero_padding else None
     recorded_numbers = recorded_layer_numbers(output_hidden_states, len(layers) + 1)
     recorded_states: list[Tensor | None] = []
@@ -392,9 +384,18 @@ def run_stack(
             hidden_states = layout.pack(state)  # for gradients with respect to the recorded states
         else:
             recorded_states.append(None)
+        if uses[number] not in prepared:
+            prepared[uses[number]] = prepare_mask(spec, block_layout, hidden_states)
         hidden_states, attention, cross_attention = block(
-            hidden_states, *contexts[id(spec), id(block_layout)], past_key_values=past_key_values, layer_index=number
+            hidden_states,
+            block_layout,
+            prepared[uses[number]],
+            memories[id(block_layout)],
+            past_key_values=past_key_values,
+            layer_index=number,
         )
+        if uses[number] not in uses[number + 1 :]:
+            del prepared[uses[number]]
         if output_attentions:
             if attention is None or attention.dim() != 4:  # flex attention may return log-sum-exp instead
                 raise CtxError(
@@ -418,6 +419,14 @@ def run_stack(
         attentions=tuple(attentions) if output_attentions else None,
         cross_attentions=tuple(cross_attentions) if output_attentions else None,
     )
+
+
+def _prepare_memory(memory: Memory | None, layout: Layout, like: Tensor) -> Memory | None:
+    """The source of cross-attention with its mask prepared for the queries of a layout."""
+    if memory is None:
+        return None
+    queries = layout.share_source(memory.targets_per_source)
+    return replace(memory, mask=prepare_mask(memory.mask, queries, like, memory.layout))
 
 
 def _zero_at(padding_mask: Tensor | None, hidden_states: Tensor) -> Tensor:

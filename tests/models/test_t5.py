@@ -1,4 +1,4 @@
-"""T5: released checkpoints of both versions, mT5, the encoder model, initialization, float16, and FlexAttention."""
+"""T5: released checkpoints of both versions, mT5, UMT5, encoder model, initialization, float16, and FlexAttention."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,6 +33,7 @@ from zoo import (
     with_random_parameters,
 )
 
+import hf_ctxmodels
 from hf_ctxmodels import (
     CtxT5Config,
     CtxT5EncoderModel,
@@ -126,11 +128,54 @@ def test_mt5_checkpoints(tied: bool, tmp_path: Path) -> None:
     assert_close(reloaded(**batch(), return_logits=True).logits, expected.logits)
 
 
-def test_umt5_raises(tmp_path: Path) -> None:
-    """Each of its layers has a position bias."""
-    UMT5Config(**SHAPE).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="'umt5', which CtxT5Config does not load; it loads 'ctx-t5', 't5', 'mt5'"):
-        CtxT5Config.from_pretrained(tmp_path)
+def test_released_umt5_checkpoint(tmp_path: Path) -> None:
+    """Its output layer is separate, and its input is not scaled as in transformers 5.23; generated ids are equal."""
+    torch.manual_seed(0)
+    config = UMT5Config(**SHAPE | {"num_decoder_layers": 2})  # its caches need equal numbers of layers
+    source = with_random_parameters(transformers.UMT5ForConditionalGeneration(config), 0)
+    source.lm_head.weight = torch.nn.Parameter(0.3 * torch.randn(61, 24))
+    source.save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    reference = transformers.UMT5ForConditionalGeneration.from_pretrained(tmp_path).eval()
+    model = load_strict(CtxT5ForConditionalGeneration, tmp_path)
+    with torch.no_grad():
+        assert_close(model(**batch(), return_logits=True).logits, reference(**batch()).logits * 24**0.5)
+    inputs = make_batch(SEQ2SEQ, (12, 7, 1, 9))
+    del inputs["decoder_input_ids"]
+    expected, generated = (network.generate(**inputs, max_new_tokens=9, num_beams=1) for network in (reference, model))
+    assert torch.equal(generated, expected)
+    with pytest.raises(CtxError, match="scale_decoder_outputs"):
+        model.export_reference(tmp_path / "export")
+
+
+@pytest.mark.parametrize("head", ["Model", "EncoderModel", "ForConditionalGeneration", "ForSequenceClassification"])
+def test_umt5_checkpoints(head: str, tmp_path: Path) -> None:
+    """Each layer has a position bias. Outputs and gradients match transformers, and exports are bit-exact."""
+    torch.manual_seed(0)
+    reference = with_random_parameters(getattr(transformers, f"UMT5{head}")(UMT5Config(**SHAPE)), 0).eval()
+    reference.save_pretrained(tmp_path / "umt5")
+    model = load_strict(getattr(hf_ctxmodels, f"CtxT5{head}"), tmp_path / "umt5")
+    inputs = batch() if head == "ForConditionalGeneration" else make_batch(SEQ2SEQ, (12, 7, 1, 9))
+    if head in ("EncoderModel", "ForSequenceClassification"):
+        del inputs["decoder_input_ids"]
+    if head == "ForSequenceClassification":
+        inputs["input_ids"].clamp_(min=2).scatter_(1, inputs["attention_mask"].sum(1, keepdim=True) - 1, 1)  # </s>
+    options = {"return_logits": True} if head == "ForConditionalGeneration" else {}
+    expected, outputs = reference(**inputs)[0], model(**inputs, **options)[0]
+    if head == "EncoderModel":  # padding positions are not computed
+        expected, outputs = (output[inputs["attention_mask"].bool()] for output in (expected, outputs))
+    assert_close(outputs, expected)
+    expected.square().mean().backward()
+    outputs.square().mean().backward()
+    model.export_reference(tmp_path / "export")
+    assert_same_weights(load_strict(type(reference), tmp_path / "export"), reference)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.grad)
+    model.export_reference(tmp_path / "gradients")
+    gradients = type(reference).from_pretrained(tmp_path / "gradients")
+    assert_close([*gradients.parameters()], [parameter.grad for parameter in reference.parameters()], "gradients")
 
 
 def test_tied_output_layer_without_scaling() -> None:

@@ -16,7 +16,8 @@ class CtxT5Config(CtxTransformerConfig):
     The names of transformers (`d_model`, `d_kv`, `d_ff`, `num_layers`, `num_decoder_layers`, `num_heads`,
     `dropout_rate`, `feed_forward_proj`, `layer_norm_epsilon`) are accepted. Version 1.1 has `hidden_act="gated-gelu"`
     and `tie_word_embeddings=False`, and was pretrained without dropout. Checkpoints of mT5 (Xue et al. 2021, arXiv
-    2010.11934) are version 1.1. See `CtxTransformerConfig` for the other arguments.
+    2010.11934) are version 1.1; those of UMT5 (Chung et al. 2023, arXiv 2304.09151) also have
+    `layerwise_position_bias=True`. See `CtxTransformerConfig` for the other arguments.
 
     Args:
         vocab_size: Number of word embeddings, the size of the tokenizer rounded up to a multiple of 128.
@@ -30,14 +31,16 @@ class CtxT5Config(CtxTransformerConfig):
         attention_probs_dropout_prob: Dropout on attention probabilities; None for `hidden_dropout_prob`, as released.
         classifier_dropout: Dropout before and in the task heads.
         relative_attention_num_buckets, relative_attention_max_distance: See `BucketedPositionBias`.
+        layerwise_position_bias: Learn a position bias for each layer, not one for each of encoder and decoder.
         initializer_factor: Factor applied to the standard deviations of the initialization.
         decoder_start_token_id: Id of the decoder's first input; None for `pad_token_id`.
         scale_decoder_outputs: Multiply the decoder's output by `hidden_size ** -0.5` before the output layer; None for
-            `tie_word_embeddings`.
+            `tie_word_embeddings`. The released files of UMT5 do not tie, so their outputs are not multiplied, as in
+            pretraining; transformers 5.23 multiplies the outputs of all UMT5 models.
     """
 
     model_type = "ctx-t5"
-    reference_model_types: ClassVar[tuple[str, ...]] = ("t5", "mt5")
+    reference_model_types: ClassVar[tuple[str, ...]] = ("t5", "mt5", "umt5")
     attribute_map: ClassVar[dict[str, str]] = {
         "d_model": "hidden_size",
         "d_kv": "head_dim",
@@ -64,6 +67,7 @@ class CtxT5Config(CtxTransformerConfig):
     classifier_dropout: float | int | None = 0.0
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
+    layerwise_position_bias: bool = False
     initializer_factor: float | int = 1.0
     layer_norm_eps: float = 1e-6
     pad_token_id: int | None = 0
@@ -78,17 +82,20 @@ class CtxT5Config(CtxTransformerConfig):
         *CtxTransformerConfig.non_reference_fields,
         "attention_probs_dropout_prob",
         "clamp_half_precision",
+        "layerwise_position_bias",
     )
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {"is_decoder": (False,)}
 
     def __post_init__(self, **kwargs: Any) -> None:
-        is_mt5 = "mt5" in (kwargs.get("model_type"), kwargs.get(REFERENCE_KEY))
+        reference_type = kwargs.get("model_type"), kwargs.get(REFERENCE_KEY)
         super().__post_init__(**kwargs)
         if self.decoder_layers is None:
             self.decoder_layers = self.num_hidden_layers
         if self.decoder_start_token_id is None:
             self.decoder_start_token_id = self.pad_token_id
-        if is_mt5:  # whatever the file's `tie_word_embeddings`, which transformers always saves as True
+        if "umt5" in reference_type:
+            self.layerwise_position_bias = True
+        if "mt5" in reference_type:  # whatever `tie_word_embeddings` is, which transformers always saves as True
             self.scale_decoder_outputs = False
         if self.scale_decoder_outputs is None:
             self.scale_decoder_outputs = self.tie_word_embeddings

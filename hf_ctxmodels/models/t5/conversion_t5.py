@@ -10,6 +10,9 @@ _GATED = {"wi_0": "gate_proj", "wi_1": "up_proj", "wo": "down_proj"}
 # transformers numbers the sub-layers; the feed-forward layer is the second in the encoder, the third in the decoder
 _SUBLAYERS: list[WeightTransform] = [
     WeightRenaming(r"block\.0\.layer\.0\.SelfAttention\.relative_attention_bias\.", r"position_bias\.buckets\."),
+    WeightRenaming(  # of UMT5
+        r"block\.(\d+)\.layer\.0\.SelfAttention\.relative_attention_bias\.", r"layer_position_biases\.\1\.buckets\."
+    ),
     WeightRenaming(r"encoder\.block\.(\d+)\.layer\.0\.", r"encoder\.layers\.\1\.self_attention_sublayer\."),
     WeightRenaming(r"decoder\.block\.(\d+)\.layer\.0\.", r"decoder\.layers\.\1\.self_attention_sublayer\."),
     WeightRenaming(r"encoder\.block\.(\d+)\.layer\.1\.", r"encoder\.layers\.\1\.feed_forward_sublayer\."),

@@ -24,6 +24,7 @@ from hf_ctxmodels.architectures.encoder_decoder_heads import (
     EncoderDecoderHeadModel,
     TransformerForConditionalGeneration,
 )
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.masks import MaskSpec
 from hf_ctxmodels.layers.attention.modules import BucketedPositionBias, CrossAttention, SelfAttention
@@ -64,7 +65,9 @@ class T5Stack(TransformerStack):
     """Encoder or decoder of T5.
 
     Attributes:
-        position_bias: Added to the self-attention scores of all layers; unidirectional in the decoder.
+        position_bias: Added to the self-attention scores; unidirectional in the decoder.
+        layer_position_biases: With `layerwise_position_bias`, layer -> its bias, for the layers after the first, which
+            has `position_bias`. Empty if all layers share it.
     """
 
     config: CtxT5Config
@@ -76,13 +79,20 @@ class T5Stack(TransformerStack):
         return nn.Embedding(config.vocab_size, config.hidden_size)
 
     def build_embeddings(self, config: CtxT5Config) -> None:
-        """Create the relative position bias."""
-        self.position_bias = BucketedPositionBias(
-            config.num_attention_heads,
-            num_buckets=config.relative_attention_num_buckets,
-            max_distance=config.relative_attention_max_distance,
-            bidirectional=not self.is_decoder,
-        )
+        """Create the relative position biases."""
+
+        def build_position_bias() -> BucketedPositionBias:
+            return BucketedPositionBias(
+                config.num_attention_heads,
+                num_buckets=config.relative_attention_num_buckets,
+                max_distance=config.relative_attention_max_distance,
+                bidirectional=not self.is_decoder,
+            )
+
+        self.position_bias = build_position_bias()
+        num_layers = (config.decoder_layers if self.is_decoder else config.num_hidden_layers) or 0
+        layers = range(1, num_layers) if config.layerwise_position_bias else ()
+        self.layer_position_biases = nn.ModuleDict({str(layer): build_position_bias() for layer in layers})
 
     def build_layer(self, config: CtxT5Config) -> TransformerBlock:
         """Create a pre-norm layer without biases, with unscaled scores."""
@@ -114,9 +124,13 @@ class T5Stack(TransformerStack):
         """Create the final norm."""
         return DroppedRMSNorm(config.hidden_size, eps=config.layer_norm_eps, dropout=config.hidden_dropout_prob)
 
-    def mask_specs(self) -> MaskSpec:
-        """The relative position bias; causal in the decoder."""
-        return MaskSpec(causal=self.is_decoder, bias=self.position_bias)
+    def mask_specs(self) -> MaskSpec | list[MaskSpec]:
+        """The relative position bias, or those of all layers; causal in the decoder."""
+        masks = [
+            MaskSpec(causal=self.is_decoder, bias=bias)
+            for bias in (self.position_bias, *self.layer_position_biases.values())
+        ]
+        return masks if self.config.layerwise_position_bias else masks[0]
 
     def embed(self, embeddings: Tensor, position_ids: Tensor) -> Tensor:
         """(..., hidden) word embeddings -> (..., hidden); positions enter only through the bias."""
@@ -149,9 +163,18 @@ class CtxT5PreTrainedModel(CtxPreTrainedModel):
         return build_export_conversion(gated=self.config.is_gated, prefixed=self.prefixed_reference)
 
     def reference_config(self) -> dict[str, Any]:
-        """Return the configuration of the class in transformers, with all fields that affect the logits."""
+        """Return the configuration of the class in transformers, with all fields that affect the logits; raises
+        CtxError if its logits would be scaled otherwise."""
         names = ("tie_word_embeddings", "scale_decoder_outputs", "decoder_start_token_id")
-        return super().reference_config() | {name: getattr(self.config, name) for name in names}
+        values = super().reference_config() | {name: getattr(self.config, name) for name in names}
+        if self.config.layerwise_position_bias:
+            if isinstance(self, CtxT5ForConditionalGeneration) and not self.config.scale_decoder_outputs:
+                raise CtxError(
+                    "transformers has no UMT5 with scale_decoder_outputs=False: its logits would differ.",
+                    hint="use save_pretrained, or export the encoder.",
+                )
+            values |= {"model_type": "umt5", "architectures": [f"UM{self.reference_class_name()}"]}
+        return values
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -170,10 +193,10 @@ class CtxT5PreTrainedModel(CtxPreTrainedModel):
             init.copy_(weight, noise * query_factor * factor * width**-0.5)
         elif isinstance(module, CrossAttention):
             init.normal_(module.q_proj.weight, std=factor * (width * head_dim) ** -0.5)
-        elif isinstance(module, T5Stack):
-            init.normal_(module.position_bias.buckets.weight, std=factor * width**-0.5)
-            if module.word_embeddings is not None:
-                init.normal_(module.word_embeddings.weight, std=factor)
+        elif isinstance(module, BucketedPositionBias):
+            init.normal_(module.buckets.weight, std=factor * width**-0.5)
+        elif isinstance(module, T5Stack) and module.word_embeddings is not None:
+            init.normal_(module.word_embeddings.weight, std=factor)
 
 
 class CtxT5Model(EncoderDecoder, CtxT5PreTrainedModel):
