@@ -12,7 +12,7 @@ from zoo import NETWORKS, Case, make_batch
 from hf_ctxmodels import CtxBertConfig, CtxBertModel, CtxError
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.core.console import run_script
-from hf_ctxmodels.core.devices import place_model, select_device
+from hf_ctxmodels.core.devices import DeviceArguments, place_model, select_device
 from hf_ctxmodels.training.accelerator import (
     choose_mixed_precision,
     describe_device,
@@ -49,6 +49,19 @@ def test_choose_mixed_precision(device, capability, dtype, launch_precision, exp
     with pytest.raises(CtxError, match="Training in float16 needs a GPU") as error:
         choose_mixed_precision(device, capability, dtype, launch_precision)
     assert error.value.location == expected
+
+
+def test_models_of_this_package_are_prepared_for_inference(monkeypatch):
+    prepared = []
+    monkeypatch.setattr(CtxBertModel, "prepare_for_inference", lambda self: prepared.append(self))
+    model, other = (
+        CtxBertModel(CtxBertConfig(vocab_size=9, hidden_size=4, num_hidden_layers=1, num_attention_heads=1)),
+        torch.nn.Linear(2, 2),
+    )
+    for network in (model, other):
+        DeviceArguments(device="cpu", dtype="bfloat16").place_for_inference(network)
+        assert {parameter.dtype for parameter in network.parameters()} == {torch.bfloat16}
+    assert prepared == [model]
 
 
 def test_select_device(monkeypatch):

@@ -43,13 +43,17 @@ def test_overlap_matches_naive_ngram_comparison(tmp_path, texts, num_proc, monke
     monkeypatch.setattr("hf_ctxmodels.data.overlap._BATCH_WORDS", 50)
     monkeypatch.setattr("hf_ctxmodels.data.documents.PART_BYTES", 200)
     monkeypatch.setattr("hf_ctxmodels.data.document_sources.PART_BYTES", 200)
-    monkeypatch.setattr(  # the processes themselves are tested with `prepare`
-        "hf_ctxmodels.data.overlap.map_in_processes",
-        lambda function, parts, num_proc: map(pickle.loads(pickle.dumps(function)), reversed(parts)),
-    )
+    calls = []
+
+    def map_in_one_process(function, parts, num_proc):  # the processes themselves are tested with `prepare`
+        calls.append(num_proc)
+        return map(pickle.loads(pickle.dumps(function)), reversed(parts))
+
+    monkeypatch.setattr("hf_ctxmodels.data.overlap.map_in_processes", map_in_one_process)
     documents = load_documents(str(tmp_path / "train.txt"))
     assert len(documents.parts()) > 5
     result = measure_overlap(documents, [read_benchmark(str(tmp_path / "test.jsonl"))], RULE, num_proc=num_proc)
+    assert calls == ([num_proc] if num_proc > 1 else [])
     (file,) = result.files
     lengths = [len(ngrams(text, 1)) for text in test]
     size = min(5, max(3, int(np.percentile(lengths, 5))))
