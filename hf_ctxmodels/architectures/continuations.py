@@ -10,7 +10,7 @@ Texts are tokenized as in lm-evaluation-harness, and the scores equal its `hf` m
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ CACHED_TOKENS_PER_TOKEN = 4
 MAX_LOGITS = 2**26
 # Trees after the same cached tokens are packed to rows of at most this length: the cache is copied once for each row.
 MAX_TREE_TOKENS = 256
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ class ContinuationScorer:
                 for index, pair in enumerate(pairs)
             ]
             nodes = prefix_trees(rows, shares_prefixes=self.reuses_prefixes)
-        yield from self._run_nodes([(node, 0) for node in nodes], None, None)
+        yield from self._run_nodes([(node, 0) for node in nodes])
 
     @property
     def _is_prefix_lm(self) -> bool:
@@ -204,7 +206,7 @@ class ContinuationScorer:
         if not self.reuses_prefixes:
             yield from self._generate(trees, stop, max_new_tokens)
             return
-        for batch in self._run_nodes([(node, 0) for node in trees], None, None, num_new_tokens=max_new_tokens):
+        for batch in self._run_nodes([(node, 0) for node in trees], num_new_tokens=max_new_tokens):
             ends = [(row, node) for row, node in enumerate(batch.nodes) if node.requests]
             if not ends:
                 continue
@@ -255,8 +257,8 @@ class ContinuationScorer:
     def _run_nodes(
         self,
         nodes: Sequence[tuple[PrefixNode, int]],
-        cache: Any,
-        past_mask: Tensor | None,
+        cache: Any = None,
+        past_mask: Tensor | None = None,
         *,
         num_new_tokens: int = 0,
     ) -> Iterator[NodeBatch]:
@@ -273,9 +275,8 @@ class ContinuationScorer:
         if past_length and not num_new_tokens and self._accepts_tree_masks:
             num_free = MAX_TREE_TOKENS if limit is None else min(MAX_TREE_TOKENS, limit - past_length)
             nodes = pack_trees(nodes, num_free)
-        for indices in self._split([node for node, _ in nodes], past_length, limit):
-            batch_nodes = [nodes[index][0] for index in indices]
-            parents = torch.tensor([nodes[index][1] for index in indices])
+        for batch in self._split(nodes, past_length, limit):
+            batch_nodes, parents = [node for node, _ in batch], torch.tensor([row for _, row in batch])
             ids, mask = pad_rows([node.ids for node in batch_nodes], padding_id(self.tokenizer))
             past = None
             if past_mask is not None:
@@ -347,19 +348,21 @@ class ContinuationScorer:
         for index, pair in enumerate(pairs):
             decoder_ids = _row([start_id, *pair.prefix, *pair.continuation][:-1])
             rows_by_source.setdefault(pair.context, []).append(TokenRow(decoder_ids, pair.continuation, index))
-        sources = [PrefixNode(_row(source)) for source in rows_by_source]
-        targets = [prefix_trees(rows, shares_prefixes=False) for rows in rows_by_source.values()]
-        for indices in self._split(sources, 0):
-            ids, mask = pad_rows([sources[index].ids for index in indices], padding_id(self.tokenizer))
+        sources = [
+            (PrefixNode(_row(source)), prefix_trees(rows, shares_prefixes=False))
+            for source, rows in rows_by_source.items()
+        ]
+        for batch in self._split(sources, 0):
+            ids, mask = pad_rows([source.ids for source, _ in batch], padding_id(self.tokenizer))
             inputs = CollatedBatch({"input_ids": ids, "attention_mask": mask}).to(self.model.device)
             encoded = self.model.get_encoder()(**inputs)
-            nodes = [(node, row) for row, index in enumerate(indices) for node in targets[index]]
-            for batch in self._split([node for node, _ in nodes], ids.shape[1]):
-                rows = torch.tensor([nodes[index][1] for index in batch])
-                yield self._run_targets([nodes[index][0] for index in batch], rows, encoded, inputs["attention_mask"])
+            targets = [(target, row) for row, (_, trees) in enumerate(batch) for target in trees]
+            for target_batch in self._split(targets, ids.shape[1]):
+                yield self._run_targets(target_batch, encoded, inputs["attention_mask"])
 
-    def _run_targets(self, nodes: list[PrefixNode], rows: Tensor, encoded: Any, source_mask: Tensor) -> NodeBatch:
-        """Predict targets of the encoded sources with these rows."""
+    def _run_targets(self, targets: Sequence[tuple[PrefixNode, int]], encoded: Any, source_mask: Tensor) -> NodeBatch:
+        """Predict targets, each with the row of its source."""
+        nodes, rows = [node for node, _ in targets], torch.tensor([row for _, row in targets])
         decoder_ids, _ = pad_rows([node.ids for node in nodes], padding_id(self.tokenizer))
         logits = self.model(
             encoder_outputs=select_rows(encoded, rows),
@@ -383,9 +386,8 @@ class ContinuationScorer:
         self, nodes: Sequence[PrefixNode], stop: StopStrings, max_new_tokens: int
     ) -> Iterator[tuple[int, str]]:
         """Indices and answers of the requests that end with nodes, by `generate`."""
-        for indices in self._split(nodes, 0):
-            batch = [nodes[index] for index in indices]
-            ids, mask = pad_rows([node.ids for node in batch], padding_id(self.tokenizer))
+        for batch in self._split([(node, node.requests) for node in nodes], 0):
+            ids, mask = pad_rows([node.ids for node, _ in batch], padding_id(self.tokenizer))
             if not self.model.config.is_encoder_decoder:  # generation continues after the last column
                 order = torch.argsort(mask, dim=1, stable=True)
                 ids, mask = ids.gather(1, order), mask.gather(1, order)
@@ -395,9 +397,9 @@ class ContinuationScorer:
                 **inputs, do_sample=False, num_beams=1, max_new_tokens=max_new_tokens, stopping_criteria=[stop],
                 pad_token_id=padding_id(self.tokenizer),
             )  # fmt: skip
-            for node, row in zip(batch, generated[:, stop.prompt_length :].tolist(), strict=True):
+            for (_, requests), row in zip(batch, generated[:, stop.prompt_length :].tolist(), strict=True):
                 text = stop.text(row)
-                yield from ((request, text) for request in node.requests)
+                yield from ((request, text) for request in requests)
 
     def _start_id(self) -> int:
         for config in (self.model.generation_config, self.model.config):
@@ -407,15 +409,13 @@ class ContinuationScorer:
         raise CtxError("The model has no decoder_start_token_id.", hint="set config.decoder_start_token_id.")
 
     def _split(
-        self, nodes: Sequence[PrefixNode], past_length: int, max_length: int | None = None
-    ) -> Iterator[list[int]]:
-        """Indices of nodes of similar length within the memory limits, the longest first. Neither a node nor its
-        descendants exceed `max_length` tokens with the padding of the batch."""
-        order = sorted(range(len(nodes)), key=lambda index: -len(nodes[index].ids))
-        batch: list[int] = []
+        self, items: Sequence[tuple[PrefixNode, Value]], past_length: int, max_length: int | None = None
+    ) -> Iterator[list[tuple[PrefixNode, Value]]]:
+        """Batches of (node, value) pairs with nodes of similar length within the memory limits, the longest first.
+        Neither a node nor its descendants exceed `max_length` tokens with the padding of the batch."""
+        batch: list[tuple[PrefixNode, Value]] = []
         width = first_target = 0
-        for index in order:
-            node = nodes[index]
+        for node, value in sorted(items, key=lambda item: -len(item[0].ids)):
             width = width or len(node.ids)
             first_target = min(first_target, node.first_target) if batch else node.first_target
             size = len(batch) + 1
@@ -428,7 +428,7 @@ class ContinuationScorer:
             ):
                 yield batch
                 batch, width, first_target = [], len(node.ids), node.first_target
-            batch.append(index)
+            batch.append((node, value))
         if batch:
             yield batch
 
