@@ -52,8 +52,8 @@ def tables() -> tuple[Tensor, Tensor]:
 
 def text_batch(batch: dict[str, Tensor], output: str) -> TextBatch:
     ids, mask, labels, windows = (batch[name] for name in ("input_ids", "attention_mask", "labels", "windows"))
-    arguments = {"negatives": [batch["negatives"]], "tree": [batch["paths"], batch["codes"]], "softmax": []}
-    return TextBatch(ids, mask == 1, labels, windows, arguments[output])
+    names = {"negatives": ["negatives"], "tree": ["paths", "codes"], "softmax": []}[output]
+    return TextBatch(ids, mask == 1, labels, windows, {name: batch[name] for name in names})
 
 
 def make_blocks(batch: dict[str, Tensor], output: str, average: bool) -> Blocks:
@@ -126,7 +126,7 @@ def test_softmax_gradients_match_loss_over_pairs(tables, length: int) -> None:
     ids = random_ids(VOCABULARY, (2, length), low=1)
     windows = random_ids(WINDOW + 1, (2, length), low=1, seed=1)
     words, outputs = (table.clone().requires_grad_() for table in tables)
-    text = TextBatch(ids, ids > 0, ids, windows, [])
+    text = TextBatch(ids, ids > 0, ids, windows, {})
     loss = summed_loss(build_blocks(text, WINDOW, NEGATIVE, False, torch.float64), words, outputs)
     gradients = torch.autograd.grad(loss, (words, outputs))
     pairs = [
@@ -158,7 +158,7 @@ def test_cbow_words_get_undivided_gradient(tables) -> None:
     """As in the released code: the gradient of the mean is not divided by the number of words."""
     ids = torch.tensor([[3, 7, 4]])
     labels = torch.tensor([[-100, 7, -100]])
-    text = TextBatch(ids, ids > 0, labels, torch.ones_like(ids), [torch.tensor([[[5]]])])
+    text = TextBatch(ids, ids > 0, labels, torch.ones_like(ids), {"negatives": torch.tensor([[[5]]])})
     blocks = build_blocks(text, 1, 1, True, torch.float64)
     words = tables[0].clone().requires_grad_()
     summed_loss(blocks, words, tables[1]).backward()

@@ -153,9 +153,9 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
                 raise CtxError("Hierarchical softmax needs `paths` and `codes`.", hint="use the objective's collator.")
             nodes = on_host(lambda tensor: tensor.clamp(min=0).flatten(1), paths)
             check_ids("paths", nodes, config.vocab_size, "vocab_size")
-            output_arguments = [paths, codes]
+            output_arguments = {"paths": paths, "codes": codes}
         elif config.output == "softmax":
-            output_arguments = []
+            output_arguments = {}
         else:
             if negatives is None:
                 negatives = to_device(torch.arange(config.vocab_size).expand(len(words), 1, -1), words.device)
@@ -164,7 +164,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
             check_ids(
                 "negatives", on_host(lambda tensor: tensor.flatten(1), negatives), config.vocab_size, "vocab_size"
             )
-            output_arguments = [negatives]
+            output_arguments = {"negatives": negatives}
         return TextBatch(words, build_token_mask(words, attention_mask), labels, windows, output_arguments)
 
     def loss_by_scores(self, scores: Tensor, **batch: Tensor) -> Tensor:
@@ -186,11 +186,11 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         softmax, every step updates the output vectors of all words.
         """
         words, outputs, config = self.get_input_embeddings().weight, self.outputs.weight, self.config
-        is_softmax = config.output == "softmax"
+        is_softmax, names = config.output == "softmax", tuple(text.output_arguments)
         is_compiled = supports_compiled_updates(words) and not is_softmax
 
         def update(ids: Tensor, is_token: Tensor, labels: Tensor, windows: Tensor, *output_arguments: Tensor) -> Tensor:
-            chunk = TextBatch(ids, is_token, labels, windows, [*output_arguments])
+            chunk = TextBatch(ids, is_token, labels, windows, dict(zip(names, output_arguments, strict=True)))
             if is_compiled:
                 average = config.architecture == "cbow"
                 loss = sgd_step_by_words(chunk, words.data, outputs.data, rate, config.negative, average)
@@ -204,7 +204,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
             ]
             return torch.stack([words.new_zeros((), dtype=torch.float32), *losses]).sum()
 
-        rows = (text.ids, text.is_token, text.labels, text.windows, *text.output_arguments)
+        rows = (text.ids, text.is_token, text.labels, text.windows, *text.output_arguments.values())
         return update(*rows) if words.device.type != "cpu" else run_in_threads(config.update_threads, update, *rows)
 
     def _logits(self, states: Tensor, attention_mask: Tensor | None) -> Tensor | None:

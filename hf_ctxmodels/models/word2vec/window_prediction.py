@@ -34,34 +34,36 @@ class TextBatch:
         is_token: False at padding.
         labels: Target ids; -100 is ignored.
         windows: Number of context words on either side.
-        output_arguments: [negatives], (batch, blocks, k); or [paths, codes], (batch, blocks, size, depth): rows of the
-            output table, -1 after a path's end, and branches, 0 or 1; or [] for the full softmax.
+        output_arguments: "negatives", (batch, blocks, k); or "paths" and "codes", (batch, blocks, size, depth): rows of
+            the output table, -1 after a path's end, and branches, 0 or 1; or empty for the full softmax.
     """
 
     ids: Tensor
     is_token: Tensor
     labels: Tensor
     windows: Tensor
-    output_arguments: list[Tensor]
+    output_arguments: dict[str, Tensor]
 
     @property
     def block_size(self) -> int:
         """Number of center words per block; raises CtxError if blocks do not divide the length."""
         if not self.output_arguments:
             return SOFTMAX_BLOCK
-        length, blocks_per_row = self.ids.shape[1], self.output_arguments[0].shape[1]
+        length, blocks_per_row = self.ids.shape[1], next(iter(self.output_arguments.values())).shape[1]
         if length % blocks_per_row:
             raise CtxError(f"A row of {length} columns cannot be split into {blocks_per_row} equal blocks.")
         return length // blocks_per_row
 
     def padded(self) -> "TextBatch":
         """The batch with rows of a multiple of `SOFTMAX_BLOCK` words."""
-        margin = -self.ids.shape[1] % SOFTMAX_BLOCK
-        ids, is_token, labels, windows = (
-            F.pad(tensor, (0, margin), value=value)
-            for tensor, value in ((self.ids, 0), (self.is_token, False), (self.labels, IGNORE_INDEX), (self.windows, 1))
+        margin = (0, -self.ids.shape[1] % SOFTMAX_BLOCK)
+        return TextBatch(
+            F.pad(self.ids, margin),
+            F.pad(self.is_token, margin, value=False),
+            F.pad(self.labels, margin, value=IGNORE_INDEX),
+            F.pad(self.windows, margin, value=1),
+            self.output_arguments,
         )
-        return TextBatch(ids, is_token, labels, windows, self.output_arguments)
 
 
 @dataclass
@@ -121,7 +123,7 @@ def build_blocks(text: TextBatch, window: int, number: float, average: bool, dty
 
     words, is_token = with_margins(text.ids), with_margins(text.is_token)
     labels, windows = on_host(without_margins, text.labels), without_margins(text.windows)
-    output_arguments = [tensor.transpose(0, 1).flatten(0, 1) for tensor in text.output_arguments]
+    output_arguments = {name: tensor.transpose(0, 1).flatten(0, 1) for name, tensor in text.output_arguments.items()}
     positions = torch.arange(reach, device=words.device)
     distance = (positions - window - positions[:size, None]).abs()
     has_label = labels != IGNORE_INDEX
@@ -130,18 +132,18 @@ def build_blocks(text: TextBatch, window: int, number: float, average: bool, dty
     selected = on_host(lambda targets: (targets != IGNORE_INDEX).any(1), labels)
     if not bool(host_copy(selected).all()):
         words, labels, context = (select_true(tensor, selected) for tensor in (words, labels, context))
-        output_arguments = [select_true(tensor, selected) for tensor in output_arguments]
+        output_arguments = {name: select_true(tensor, selected) for name, tensor in output_arguments.items()}
     has_context = (context.sum(-1) > 0).to(dtype)
     averages = context / context.sum(-1, keepdim=True).clamp(min=1) if average else None
     weights = torch.diag_embed(has_context) if average else context.transpose(1, 2)  # of each predictor's targets
     if not output_arguments:
         return Blocks(words, averages, labels.clamp(min=0), None, weights)
-    if len(output_arguments) == 2:
-        paths, codes = output_arguments
-        columns, targets = paths.clamp(min=0).flatten(1), (codes == 0).to(dtype).flatten(1)
+    if "paths" in output_arguments:
+        paths = output_arguments["paths"]
+        columns, targets = paths.clamp(min=0).flatten(1), (output_arguments["codes"] == 0).to(dtype).flatten(1)
         weights = (weights[..., None] * (paths >= 0).to(dtype)[:, None]).flatten(2)
     else:
-        (negatives,) = output_arguments
+        negatives = output_arguments["negatives"]
         columns = torch.cat([labels.clamp(min=0), negatives], 1)
         targets = (torch.arange(columns.shape[1], device=columns.device) < size).to(dtype).expand(len(columns), -1)
         negative_weights = (labels[:, :, None] != negatives[:, None]).to(dtype) * (number / negatives.shape[1])
@@ -219,20 +221,16 @@ def sgd_step_by_words(
     Returns the summed loss, where each word's loss precedes its update. Other arguments as in `build_blocks`.
     """
     kernels = importlib.import_module("hf_ctxmodels.models.word2vec.sgd_kernel")  # numba takes a second to import
-    negatives, negative_weight = torch.zeros(0, 1, 1, dtype=torch.long), 1.0
-    paths = codes = torch.zeros(0, 1, 1, 1, dtype=torch.long)
-    if len(text.output_arguments) == 2:
-        paths, codes = text.output_arguments
-    else:
-        (negatives,) = text.output_arguments
-        negative_weight = number / negatives.shape[2]
+    no_negatives, no_paths = torch.zeros(0, 1, 1, dtype=torch.long), torch.zeros(0, 1, 1, 1, dtype=torch.long)
+    negatives = text.output_arguments.get("negatives", no_negatives)
+    paths, codes = text.output_arguments.get("paths", no_paths), text.output_arguments.get("codes", no_paths)
     arrays = (text.ids, text.is_token, text.labels, text.windows, negatives, paths, codes)
     return kernels.word2vec_sgd_kernel(
         words.numpy(),
         outputs.numpy(),
         *map(np.ascontiguousarray, arrays),
         text.block_size,
-        np.float32(negative_weight),
+        np.float32(number / negatives.shape[2]),
         np.float32(rate),
         average,
     )
