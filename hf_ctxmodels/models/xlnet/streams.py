@@ -210,22 +210,23 @@ class StreamLayout:
         """
         config = inputs.config
         uses_eager = bool(output_attentions) or config._attn_implementation == "eager"
-        needs_padding = any(
-            tensor is not None for tensor in (inputs.memory, inputs.order, inputs.hidden_pairs, inputs.target_positions)
+        is_permuted = inputs.order is not None or inputs.hidden_pairs is not None or inputs.target_positions is not None
+        is_packed = (
+            config.unpad
+            and config.attn_type == "bi"
+            and not (config.bi_data or uses_eager or is_permuted or inputs.memory is not None)
+            and not (needs_static_sizes(inputs.tokens) or inputs.has_inner_padding)
         )
-        is_packable = config.unpad and config.attn_type == "bi" and not config.bi_data
-        if is_packable and not (
-            uses_eager or needs_padding or needs_static_sizes(inputs.tokens) or inputs.has_inner_padding
-        ):
-            shape, device = (inputs.batch_size, inputs.length), inputs.tokens.device
+        layout: Layout = PaddedLayout(inputs.batch_size, inputs.length)
+        if is_packed:
             layout_class = TracedLayout if is_compiled() else PackedLayout
-            packed_layout = layout_class.build(*shape, inputs.token_mask, inputs.sequence_ids, device)
-            if runs_per_sequence(encodings):
-                return cls(inputs, encodings, packed_layout, None, uses_eager)
-            return cls(inputs, encodings, packed_layout, inputs.build_pattern(), uses_eager)._with_dense_pattern()
-        layout = PaddedLayout(inputs.batch_size, inputs.length)
-        streams = cls(inputs, encodings, layout, inputs.build_pattern(), uses_eager)
-        return streams if uses_eager or runs_per_sequence(encodings) else streams._with_dense_pattern()
+            layout = layout_class.build(
+                inputs.batch_size, inputs.length, inputs.token_mask, inputs.sequence_ids, inputs.tokens.device
+            )
+        is_dense = not (uses_eager or runs_per_sequence(encodings))
+        pattern = inputs.build_pattern() if is_dense or not is_packed else None
+        streams = cls(inputs, encodings, layout, pattern, uses_eager)
+        return streams._with_dense_pattern() if is_dense else streams
 
     def _with_dense_pattern(self) -> "StreamLayout":
         config, pattern = self.inputs.config, self.pattern or self.inputs.build_pattern()
