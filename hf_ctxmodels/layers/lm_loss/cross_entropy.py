@@ -1,6 +1,7 @@
 """Prediction heads, and cross-entropy over the vocabulary with the logits of one chunk of rows in memory at a time."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -186,14 +187,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         ctx.dtype = autocast_dtype(hidden_states.device.type) or hidden_states.dtype
         ctx.save_for_backward(hidden_states, weight, bias, targets, row_weights)
-        samples = correct = None
-        if uniform_numbers is not None:
-            samples, correct = torch.empty_like(targets), targets.new_zeros(())
-            ctx.mark_non_differentiable(samples, correct)
         needs_grad = ctx.needs_input_grad[:3] if is_grad_enabled else (False, False, False)
-        total, ctx.gradients = _loss_and_gradients(
-            hidden_states, weight, bias, targets, ctx.dtype, needs_grad, uniform_numbers, samples, correct, row_weights
+        (total, samples, correct), ctx.gradients = _loss_and_gradients(
+            hidden_states, weight, bias, targets, uniform_numbers, row_weights, ctx.dtype, needs_grad
         )
+        if samples is not None:
+            ctx.mark_non_differentiable(samples, correct)
         return total, samples, correct
 
     @staticmethod
@@ -203,7 +202,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         if gradients is None:
             hidden_states, weight, bias, targets, row_weights = ctx.saved_tensors
             gradients = _loss_and_gradients(
-                hidden_states, weight, bias, targets, ctx.dtype, ctx.needs_input_grad[:3], row_weights=row_weights
+                hidden_states, weight, bias, targets, None, row_weights, ctx.dtype, ctx.needs_input_grad[:3]
             )[1]
         scaled = (None if gradient is None else gradient.mul_(grad.to(gradient.dtype)) for gradient in gradients)
         return (*scaled, None, None, None, None)
@@ -247,19 +246,11 @@ def _run_cross_entropy(
     dtype: torch.dtype,
     needs_grad: list[bool],
 ) -> tuple[Tensor, ...]:
-    samples, correct = torch.zeros_like(targets), targets.new_zeros(())
-    total, gradients = _loss_and_gradients(
-        hidden_states,
-        weight,
-        bias,
-        targets,
-        dtype,
-        tuple(needs_grad),  # type: ignore[arg-type]
-        uniform_numbers,
-        samples,
-        correct if uniform_numbers is not None else None,
-        row_weights,
+    (total, samples, correct), gradients = _loss_and_gradients(
+        hidden_states, weight, bias, targets, uniform_numbers, row_weights, dtype, needs_grad
     )
+    if samples is None or correct is None:  # an operator returns tensors
+        samples, correct = torch.zeros_like(targets), targets.new_zeros(())
     empty = hidden_states.new_empty(0)
     return total, samples, correct, *(empty.clone() if tensor is None else tensor.contiguous() for tensor in gradients)
 
@@ -298,18 +289,19 @@ def _loss_and_gradients(
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
+    uniform_numbers: Tensor | None,
+    row_weights: Tensor | None,
     dtype: torch.dtype,
-    needs_grad: tuple[bool, ...],
-    uniform_numbers: Tensor | None = None,
-    samples: Tensor | None = None,
-    correct: Tensor | None = None,
-    row_weights: Tensor | None = None,
-) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """The summed cross-entropy, and its gradients with respect to the first three arguments if `needs_grad` is true.
+    needs_grad: Sequence[bool],
+) -> tuple[tuple[Tensor, Tensor | None, Tensor | None], tuple[Tensor | None, ...]]:
+    """The fields of `SampledPrediction`, without samples if `uniform_numbers` is None; and the gradients of the loss
+    with respect to the first three arguments if `needs_grad` is true.
 
-    With `uniform_numbers` it fills `samples` and adds to `correct`, see `SampledPrediction`. One buffer holds a chunk's
-    logits and then their gradient, except with oneDNN: on a CPU the allocation would take as long as the arithmetic.
+    One buffer holds a chunk's logits and then their gradient, except with oneDNN: on a CPU the allocation would take as
+    long as the arithmetic.
     """
+    samples = None if uniform_numbers is None else torch.empty_like(targets)
+    correct = None if uniform_numbers is None else targets.new_zeros(())
     hidden_needs_grad, weight_needs_grad, bias_needs_grad = needs_grad
     hidden_grad = torch.empty_like(hidden_states) if hidden_needs_grad else None
     bias_grad = torch.zeros_like(bias) if bias is not None and bias_needs_grad else None
@@ -359,4 +351,4 @@ def _loss_and_gradients(
             del values  # before the next chunk's allocation
         if weight_needs_grad and weight_grad is None:  # no targets
             weight_grad = torch.zeros_like(weight)
-    return total, (hidden_grad, weight_grad, bias_grad)
+    return (total, samples, correct), (hidden_grad, weight_grad, bias_grad)
