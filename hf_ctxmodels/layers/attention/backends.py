@@ -162,22 +162,15 @@ def attend_in_groups(
     padding = query.new_zeros(max_length, *query.shape[1:])
     contexts: dict[int, Tensor] = {}
     for group in groups:
-        is_whole_batch = len(groups) == 1 and len(group.sequence_indices) == len(key_lengths)
-        if is_whole_batch and len(query) == len(group.sequence_indices) * group.num_queries:
-            queries = query.unflatten(0, (len(group.sequence_indices), group.num_queries))
-        else:
-            queries = _pad_sequences(query_sequences, group.sequence_indices, group.num_queries, padding)
-        if is_whole_batch and len(key) == len(group.sequence_indices) * group.num_keys:
-            keys = key.unflatten(0, (len(group.sequence_indices), group.num_keys))
-            values = value.unflatten(0, (len(group.sequence_indices), group.num_keys))
-        else:
-            keys = _pad_sequences(key_sequences, group.sequence_indices, group.num_keys, padding)
-            values = _pad_sequences(value_sequences, group.sequence_indices, group.num_keys, padding)
+        indices = group.sequence_indices
+        queries = _pad_sequences(query, query_sequences, indices, group.num_queries, padding)
+        keys = _pad_sequences(key, key_sequences, indices, group.num_keys, padding)
+        values = _pad_sequences(value, value_sequences, indices, group.num_keys, padding)
         context = _attend_group(queries, keys, values, group, scale=scale, dropout=dropout)
-        if is_whole_batch and len(context) * group.num_queries == len(query):
-            return context.flatten(0, 1)
-        lengths = [query_lengths[index] for index in group.sequence_indices]
-        contexts |= zip(group.sequence_indices, _unpad_sequences(context, lengths))
+        if len(indices) == len(query_lengths) and len(indices) * group.num_queries == len(query):
+            return context.flatten(0, 1)  # of the whole batch, without padding
+        lengths = [query_lengths[index] for index in indices]
+        contexts |= zip(indices, _unpad_sequences(context, lengths))
     return torch.cat([contexts[index] for index in sorted(contexts)])
 
 
@@ -192,8 +185,13 @@ def _attend_group(
     )
 
 
-def _pad_sequences(sequences: Sequence[Tensor], members: Sequence[int], length: int, padding: Tensor) -> Tensor:
-    """(members, length, heads, head_dim); without a copy for a single sequence."""
+def _pad_sequences(
+    packed: Tensor, sequences: Sequence[Tensor], members: Sequence[int], length: int, padding: Tensor
+) -> Tensor:
+    """(members, length, heads, head_dim) of the `sequences` of `packed`; without a copy for a single sequence, and for
+    a whole batch without padding."""
+    if len(members) == len(sequences) and len(members) * length == len(packed):
+        return packed.unflatten(0, (len(members), length))
     if len(members) == 1:
         return sequences[members[0]][None]
     padded = []
