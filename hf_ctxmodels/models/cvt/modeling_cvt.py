@@ -1,5 +1,6 @@
 """CVT (Clark et al. 2018, arXiv 1809.08370): predictions from partial views are trained to match the full view."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -105,6 +106,15 @@ class Predictor(LinearLayers):
         super().__init__(nn.Linear(input_size, hidden_size), nn.ReLU(), nn.Linear(hidden_size, labels))
 
 
+def build_view_modules(
+    config: CtxCvtConfig, names: Iterable[str], build_module: Callable[[], nn.Module]
+) -> nn.ModuleDict:
+    """Create a module "<name>_view" for each view among `names` that `config.views` selects; the suffix is needed since
+    "forward" is not a valid name in a ModuleDict."""
+    selected = [name for name in names if config.views is None or name in config.views]
+    return nn.ModuleDict({f"{name}_view": build_module() for name in selected})
+
+
 class CrossViewPredictors(nn.Module):
     """Primary prediction of words or texts, and auxiliary predictions from partial views (sections 3.2 and 4.1).
 
@@ -125,13 +135,8 @@ class CrossViewPredictors(nn.Module):
         factor *= 4 if self.text_pairs else 1
         self.pooler = None if pooling is None else PoolingLayer(pooling)
         self.primary = Predictor(factor * config.head_input_size, size, labels)
-        # with a suffix, since "forward" is not a valid name in a ModuleDict
-        self.auxiliary = nn.ModuleDict(
-            {
-                f"{name}_view": Predictor(factor * config.projection_size, size, labels)
-                for name in names
-                if config.views is None or name in config.views
-            }
+        self.auxiliary = build_view_modules(
+            config, names, lambda: Predictor(factor * config.projection_size, size, labels)
         )
 
     def forward(self, states: Tensor, sequences: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from hf_ctxmodels.heads import ItemCounts
 from hf_ctxmodels.heads.dependency_parsing import best_relations, edge_labels, edge_loss
 from hf_ctxmodels.layers.biaffine import BiaffineScorer
 from hf_ctxmodels.models.cvt.configuration_cvt import EDGE_VIEWS, CtxCvtConfig
-from hf_ctxmodels.models.cvt.modeling_cvt import CtxCvtHeadModel, CtxCvtOutput
+from hf_ctxmodels.models.cvt.modeling_cvt import CtxCvtHeadModel, CtxCvtOutput, build_view_modules
 from hf_ctxmodels.tokenizers.character_level import SENTENCE_END, SENTENCE_START
 
 
@@ -25,12 +25,8 @@ class CrossViewParsers(nn.Module):
         super().__init__()
         size, width = config.prediction_size, config.projection_size
         self.primary = BiaffineScorer(config.head_input_size, config.head_input_size, size, num_relations)
-        self.auxiliary = nn.ModuleDict(
-            {
-                f"{name}_view": BiaffineScorer(width, width, size, num_relations)
-                for name in EDGE_VIEWS
-                if config.views is None or name in config.views
-            }
+        self.auxiliary = build_view_modules(
+            config, EDGE_VIEWS, lambda: BiaffineScorer(width, width, size, num_relations)
         )
 
     def forward(self, states: Tensor, sequences: Tensor) -> Tensor:

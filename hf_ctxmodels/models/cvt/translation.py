@@ -26,7 +26,12 @@ from hf_ctxmodels.layers.recurrent.decoders import global_attention
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
 from hf_ctxmodels.models.cvt.configuration_cvt import TARGET_VIEWS, CtxCvtConfig
-from hf_ctxmodels.models.cvt.modeling_cvt import CtxCvtModel, CtxCvtPreTrainedModel, has_view_targets
+from hf_ctxmodels.models.cvt.modeling_cvt import (
+    CtxCvtModel,
+    CtxCvtPreTrainedModel,
+    build_view_modules,
+    has_view_targets,
+)
 
 
 class TargetLSTM(nn.Module):
@@ -170,13 +175,7 @@ class CtxCvtForConditionalGeneration(heads.RecurrentForConditionalGeneration, Ct
         self.decoder = TargetLSTM(config)
         self.context = ContextLayer(config.hidden_size)
         self.prediction = nn.Linear(config.hidden_size, config.target_vocab_size)
-        self.auxiliary = nn.ModuleDict(
-            {
-                f"{name}_view": AuxiliaryDecoder(config)
-                for name in TARGET_VIEWS
-                if config.views is None or name in config.views
-            }
-        )
+        self.auxiliary = build_view_modules(config, TARGET_VIEWS, lambda: AuxiliaryDecoder(config))
 
     def start(self, encoder_outputs: BaseModelOutputWithPooling) -> RecurrentCache:
         """The decoder's initial state, from the encoder's final states."""
