@@ -1,9 +1,8 @@
 """GenSen (Subramanian et al. 2018, arXiv 1804.00079): a sentence encoder pretrained by multi-task learning."""
 
 import functools
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -92,7 +91,7 @@ class CtxGenSenForPreTraining(heads.RecurrentForConditionalGeneration, CtxGenSen
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.relation_dropout = Dropout(config.head_dropout)
         names = (name.replace(".", "_") for name in config.decoder_tasks or ())
-        self.decoders = nn.ModuleDict({name: ConditionalDecoder(*sizes, config.pad_token_id) for name in names})
+        self.decoders: Any = nn.ModuleDict({name: ConditionalDecoder(*sizes, config.pad_token_id) for name in names})
         self.relation = create_pair_classifier(config, len(config.relations)) if config.relations else None
 
     def encode(self, **inputs: Any) -> CtxGenSenEncoderOutput:
@@ -114,11 +113,12 @@ class CtxGenSenForPreTraining(heads.RecurrentForConditionalGeneration, CtxGenSen
     ) -> tuple[Tensor, RecurrentDecoderOutput]:
         """Run the decoder of each example's task, see `RecurrentForConditionalGeneration.predict`."""
         batch, steps = decoder_input_ids.shape
-        tasks, decoders, selects_examples = self._task_inputs(decoder_input_ids, inputs.target_languages)
+        tasks = self._tasks(decoder_input_ids, inputs.target_languages)
+        selects_examples = self._selects_examples(decoder_input_ids)
         embeddings, cache = inputs.encoder_outputs.pooler_output, inputs.cache
         outputs: list[tuple[Tensor, ...]] = []
-        positions = []  # of the outputs in the batch; in (tasks * batch) if all decoders run on all examples
-        for task, decoder in enumerate(decoders):
+        positions = []  # of the outputs in the batch
+        for task, decoder in enumerate(self.decoders.values()):
             examples = torch.arange(batch)
             if selects_examples:
                 examples = examples[host_copy(tasks) == task]
@@ -134,7 +134,7 @@ class CtxGenSenForPreTraining(heads.RecurrentForConditionalGeneration, CtxGenSen
             )
             logits = linear(decoder.prediction, decoded.states)
             outputs.append((logits, decoded.states, *decoded.cache.states[0], *(decoded.hidden_states or ())))
-            positions.append(examples + (0 if selects_examples else task * batch))
+            positions.append(examples)
         order = torch.cat(positions).argsort() if selects_examples else tasks * batch + positions[0]
         logits, states, hidden, *layers = (torch.cat(tensors)[order] for tensors in zip(*outputs, strict=True))
         new_cache = RecurrentCache([(hidden,)], cache.seen_tokens + steps)
@@ -149,11 +149,12 @@ class CtxGenSenForPreTraining(heads.RecurrentForConditionalGeneration, CtxGenSen
     ) -> Tensor:
         """Loss of the decoder of each example's task, see `RecurrentForConditionalGeneration.decoder_loss`."""
         embeddings = inputs.encoder_outputs.pooler_output
-        tasks, decoders, selects_examples = self._task_inputs(decoder_input_ids, inputs.target_languages)
+        tasks = self._tasks(decoder_input_ids, inputs.target_languages)
+        selects_examples = self._selects_examples(decoder_input_ids)
         target_mask = heads.mask_of_targets(labels)
         heads.check_classes(labels, self.config.target_vocab_size, "labels", "vocab_size")
         total = (embeddings * 0).sum()  # a batch without targets has a loss with a gradient
-        for task, decoder in enumerate(decoders):
+        for task, decoder in enumerate(self.decoders.values()):
             is_task = on_host(functools.partial(torch.eq, other=task), tasks)
             targets = on_host(lambda mask, rows: mask & rows[:, None], target_mask, is_task)
             if not selects_examples:
@@ -169,14 +170,13 @@ class CtxGenSenForPreTraining(heads.RecurrentForConditionalGeneration, CtxGenSen
                 total = total + decoder.summed_loss(states, select_true(labels, targets))
         return heads.mean_over_targets(total, labels, "labels", num_items)
 
-    def _task_inputs(self, ids: Tensor, languages: Tensor | None) -> tuple[Tensor, list[ConditionalDecoder], bool]:
-        """(batch,) task of each example, the decoders, and whether a decoder runs only on the examples of its task.
+    def _tasks(self, ids: Tensor, languages: Tensor | None) -> Tensor:
+        """(batch,) task of each example, by default the first."""
+        return to_device(torch.zeros(len(ids), dtype=torch.long), ids.device) if languages is None else languages
 
-        Otherwise, it runs on all examples, and the other results are discarded.
-        """
-        tasks = to_device(torch.zeros(len(ids), dtype=torch.long), ids.device) if languages is None else languages
-        decoders = cast("Iterable[ConditionalDecoder]", self.decoders.values())
-        return tasks, [*decoders], bool(self.config.unpad) and not is_traced(ids)
+    def _selects_examples(self, ids: Tensor) -> bool:
+        """Whether a decoder runs only on the examples of its task, not on all examples, discarding the others."""
+        return self.config.unpad and not is_traced(ids)
 
     @can_return_tuple
     def forward(
