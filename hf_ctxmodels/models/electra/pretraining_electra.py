@@ -194,9 +194,10 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             sampling_seed = validate_targets(sampling_seed, "sampling_seed", input_ids.shape[:1])
         masked = mask_of_targets(labels)
         is_adversarial = self.config.generator_task == "adversarial"
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.freeze_generator):
+        trains_generator = torch.is_grad_enabled() and not self.config.freeze_generator
+        with torch.set_grad_enabled(trains_generator):
             generated = self.generator.encode(input_ids=input_ids, output_mask=masked, **inputs)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not (self.config.freeze_generator or is_adversarial)):
+        with torch.set_grad_enabled(trains_generator and not is_adversarial):
             corrupted = fill_masked(
                 generated.last_hidden_state, self.generator.mlm_head, input_ids, labels, sampling_seed
             )
