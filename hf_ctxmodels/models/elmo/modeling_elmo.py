@@ -213,16 +213,16 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
         top = self.dropout(outputs.last_hidden_state).unflatten(-1, (2, self.config.projection_size))
         loss, logits = None, linear(self.decoder, top) if computes_all_positions else None
         if labels is not None and target_mask is not None:
-            can_sample = self.training and is_plain_linear(self.decoder)  # adapters need the full softmax
-            sampled_loss = partial(self._sampled_loss, negatives) if can_sample and negatives is not None else None
-            if not computes_all_positions:
-                target_mask = on_host(lambda mask: mask[mask.any(-1)], target_mask)
-            states = select_true(top, target_mask)
+            sampled_loss = None
+            if negatives is not None and self.training and is_plain_linear(self.decoder):  # adapters need the full one
+                sampled_loss = partial(self._sampled_loss, negatives)
             if logits is not None and sampled_loss is None:
                 loss = heads.loss_from_logits(logits, labels, num_items_in_batch)
             else:
+                if not computes_all_positions:
+                    target_mask = on_host(lambda mask: mask[mask.any(-1)], target_mask)
                 loss = heads.language_modeling_loss(
-                    self.decoder, states, labels, num_items_in_batch, summed_loss=sampled_loss
+                    self.decoder, select_true(top, target_mask), labels, num_items_in_batch, summed_loss=sampled_loss
                 )
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, past_key_values=outputs.past_key_values
