@@ -109,17 +109,12 @@ class PackedSequences:
             steps = (self.shape[0],) * self.shape[1]
         return StepOptions(steps, self.step_mask, self.restarts)
 
-    def forward_only(self) -> "PackedSequences":
-        """Return only the first of two directions."""
-        step_mask = None if self.step_mask is None else self.step_mask[:1]
-        restarts = None if self.restarts is None else self.restarts[:1]
-        return replace(self, positions=self.positions[:1], step_mask=step_mask, restarts=restarts)
-
-    def backward_only(self) -> "PackedSequences":
-        """Return only the second of two directions."""
-        step_mask = None if self.step_mask is None else self.step_mask[1:]
-        restarts = None if self.restarts is None else self.restarts[1:]
-        return replace(self, positions=self.positions[1:], step_mask=step_mask, restarts=restarts)
+    def select_direction(self, index: int) -> "PackedSequences":
+        """Only one of two directions: 0 for forward, 1 for backward."""
+        direction = slice(index, index + 1)
+        step_mask = None if self.step_mask is None else self.step_mask[direction]
+        restarts = None if self.restarts is None else self.restarts[direction]
+        return replace(self, positions=self.positions[direction], step_mask=step_mask, restarts=restarts)
 
     def pack(self, states: Tensor) -> Tensor:
         """(rows, length, width) -> (directions, tokens, width)."""
