@@ -378,12 +378,9 @@ def run_stack(
     cross_attentions: list[Tensor] = []
     for number, (block, spec, block_layout) in enumerate(zip(layers, specs, layouts, strict=True)):
         hidden_states = _zero_at(padding_mask, hidden_states)
-        if number in recorded_numbers:
-            state = layout.unpack(hidden_states)
-            recorded_states.append(state)
-            hidden_states = layout.pack(state)  # for gradients with respect to the recorded states
-        else:
-            recorded_states.append(None)
+        recorded_states.append(layout.unpack(hidden_states) if number in recorded_numbers else None)
+        if recorded_states[-1] is not None:
+            hidden_states = layout.pack(recorded_states[-1])  # for gradients with respect to the recorded states
         if uses[number] not in prepared:
             prepared[uses[number]] = prepare_mask(spec, block_layout, hidden_states)
         hidden_states, attention, cross_attention = block(
