@@ -131,15 +131,9 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         if masked_target_ids is None and (is_source_encoded or (use_cache and labels is None)):
             if not is_source_encoded:
                 encoder_outputs = self.get_encoder()(input_ids, attention_mask, token_type_ids, inputs_embeds, **flags)
-            keys_and_values = getattr(encoder_outputs, "keys_and_values", None)
-            if encoder_outputs is not None and keys_and_values is None:
-                hint = "pass the output of model.get_encoder()."
-                raise CtxError("encoder_outputs has no keys_and_values.", hint=hint)
-            batch_size = None if keys_and_values is None else len(keys_and_values)
-            ids = self.resolve_decoder_input_ids(batch_size, decoder_input_ids, labels)
             computes_logits = True
             states_by_set, recorded = self._predict_with_cache(
-                encoder_outputs, attention_mask, past_key_values, ids, logits_to_keep, flags
+                encoder_outputs, attention_mask, past_key_values, decoder_input_ids, labels, logits_to_keep, flags
             )
             if not use_cache:
                 del recorded["past_key_values"]
@@ -261,13 +255,20 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         encoder_outputs: Any,
         attention_mask: Tensor | None,
         cache: Cache | None,
-        ids: Tensor,
+        decoder_input_ids: Tensor | None,
+        labels: Tensor | None,
         logits_to_keep: int,
         output_flags: Mapping[str, Any],
     ) -> Prediction:
         """Predict the last steps after the tokens in the cache; arguments as in `forward`."""
+        batch_size = None
         if encoder_outputs is not None:
+            if getattr(encoder_outputs, "keys_and_values", None) is None:
+                hint = "pass the output of model.get_encoder()."
+                raise CtxError("encoder_outputs has no keys_and_values.", hint=hint)
             check_source_mask(attention_mask, encoder_outputs.last_hidden_state)
+            batch_size = len(encoder_outputs.keys_and_values)
+        ids = self.resolve_decoder_input_ids(batch_size, decoder_input_ids, labels)
         if cache is None:
             cache = PreallocatedCache(config=self.config)
             for layer, states in enumerate(encoder_outputs.keys_and_values.unbind(1)):
