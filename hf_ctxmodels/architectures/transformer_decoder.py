@@ -175,7 +175,7 @@ class LayerStack(nn.Module):
         output_flags = self.config.resolve_output_flags(kwargs)
         past_length = 0 if cache is None else cache.get_seq_length()
         limit = self.config.max_sequence_length
-        check_cache(getattr(cache, "self_attention_cache", cache), tokens, past_length, limit)
+        check_cache(cache, tokens, past_length, limit)
         if limit is not None:
             check_ids("position_ids", position_ids, limit, "max_position_embeddings")
         if position_ids is None:
@@ -266,7 +266,8 @@ def check_cache(cache: Cache | None, tokens: Tensor, past_length: int | Tensor, 
             hint=f"truncate it (tokenizer(..., truncation=True, max_length={limit})), generate fewer new tokens, or "
             "split it into windows.",
         )
-    for layer in getattr(cache, "layers", []) if past_length else []:
+    self_attention_cache = getattr(cache, "self_attention_cache", cache)
+    for layer in getattr(self_attention_cache, "layers", []) if past_length else []:
         keys = getattr(layer, "keys", None)
         if isinstance(keys, Tensor) and keys.dim() == 4 and keys.shape[0] != tokens.shape[0]:
             raise CtxError(

@@ -160,12 +160,7 @@ class TransformerEncoder(CtxPreTrainedModel):
         for name, size_field in self.extra_input_ids.items():
             check_ids(name, extra_ids[name], getattr(self.config, size_field), size_field)
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
-        check_cache(
-            getattr(past_key_values, "self_attention_cache", past_key_values),
-            tokens,
-            past_length,
-            self.config.max_sequence_length,
-        )
+        check_cache(past_key_values, tokens, past_length, self.config.max_sequence_length)
         if position_ids is None and self.is_decoder:
             counts = token_positions(tokens, attention_mask, sequence_ids, past_length)
             position_ids = counts + self.config.first_position
