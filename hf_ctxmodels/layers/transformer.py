@@ -367,10 +367,9 @@ def run_stack(
     if len(specs) != len(layers):
         raise CtxError(f"{len(specs)} masks for {len(layers)} blocks; pass one for all, or one for each.")
     layouts = [layout] * (len(layers) - 1) + [final_layout] * min(len(layers), 1)
-    memories = {id(block_layout): _prepare_memory(memory, block_layout, hidden_states) for block_layout in layouts}
     # blocks with the same mask and layout share the prepared mask, which is freed after the last of them
-    uses = [(id(spec), id(block_layout)) for spec, block_layout in zip(specs, layouts, strict=True)]
-    prepared: dict[tuple[int, int], AttentionMask] = {}
+    keys = [(id(spec), id(block_layout)) for spec, block_layout in zip(specs, layouts, strict=True)]
+    contexts: dict[tuple[int, int], tuple[Layout, AttentionMask, Memory | None]] = {}
     padding_mask = layout.padding_mask() if zero_padding else None
     recorded_numbers = recorded_layer_numbers(output_hidden_states, len(layers) + 1)
     recorded_states: list[Tensor | None] = []
@@ -381,18 +380,13 @@ def run_stack(
         recorded_states.append(layout.unpack(hidden_states) if number in recorded_numbers else None)
         if recorded_states[-1] is not None:
             hidden_states = layout.pack(recorded_states[-1])  # for gradients with respect to the recorded states
-        if uses[number] not in prepared:
-            prepared[uses[number]] = prepare_mask(spec, block_layout, hidden_states)
+        if keys[number] not in contexts:
+            contexts[keys[number]] = _block_context(spec, block_layout, memory, hidden_states)
         hidden_states, attention, cross_attention = block(
-            hidden_states,
-            block_layout,
-            prepared[uses[number]],
-            memories[id(block_layout)],
-            past_key_values=past_key_values,
-            layer_index=number,
+            hidden_states, *contexts[keys[number]], past_key_values=past_key_values, layer_index=number
         )
-        if uses[number] not in uses[number + 1 :]:
-            del prepared[uses[number]]
+        if keys[number] not in keys[number + 1 :]:
+            del contexts[keys[number]]
         if output_attentions:
             if attention is None or attention.dim() != 4:  # flex attention may return log-sum-exp instead
                 raise CtxError(
@@ -418,12 +412,14 @@ def run_stack(
     )
 
 
-def _prepare_memory(memory: Memory | None, layout: Layout, like: Tensor) -> Memory | None:
-    """The source of cross-attention with its mask prepared for the queries of a layout."""
-    if memory is None:
-        return None
-    queries = layout.share_source(memory.targets_per_source)
-    return replace(memory, mask=prepare_mask(memory.mask, queries, like, memory.layout))
+def _block_context(
+    spec: MaskSpec, layout: Layout, memory: Memory | None, like: Tensor
+) -> tuple[Layout, AttentionMask, Memory | None]:
+    """The layout, mask and memory of a block, with prepared masks; `like` as in `prepare_mask`."""
+    if memory is not None:
+        queries = layout.share_source(memory.targets_per_source)
+        memory = replace(memory, mask=prepare_mask(memory.mask, queries, like, memory.layout))
+    return layout, prepare_mask(spec, layout, like), memory
 
 
 def _zero_at(padding_mask: Tensor | None, hidden_states: Tensor) -> Tensor:
