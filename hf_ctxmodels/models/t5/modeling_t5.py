@@ -124,12 +124,13 @@ class T5Stack(TransformerStack):
         """Create the final norm."""
         return DroppedRMSNorm(config.hidden_size, eps=config.layer_norm_eps, dropout=config.hidden_dropout_prob)
 
+    def position_biases(self) -> list[BucketedPositionBias]:
+        """The bias of all layers, or one for each."""
+        return [self.position_bias, *self.layer_position_biases.values()]  # type: ignore[list-item]
+
     def mask_specs(self) -> MaskSpec | list[MaskSpec]:
         """The relative position bias, or those of all layers; causal in the decoder."""
-        masks = [
-            MaskSpec(causal=self.is_decoder, bias=bias)
-            for bias in (self.position_bias, *self.layer_position_biases.values())
-        ]
+        masks = [MaskSpec(causal=self.is_decoder, bias=bias) for bias in self.position_biases()]
         return masks if self.config.layerwise_position_bias else masks[0]
 
     def embed(self, embeddings: Tensor, position_ids: Tensor) -> Tensor:
@@ -193,10 +194,11 @@ class CtxT5PreTrainedModel(CtxPreTrainedModel):
             init.copy_(weight, noise * query_factor * factor * width**-0.5)
         elif isinstance(module, CrossAttention):
             init.normal_(module.q_proj.weight, std=factor * (width * head_dim) ** -0.5)
-        elif isinstance(module, BucketedPositionBias):
-            init.normal_(module.buckets.weight, std=factor * width**-0.5)
-        elif isinstance(module, T5Stack) and module.word_embeddings is not None:
-            init.normal_(module.word_embeddings.weight, std=factor)
+        elif isinstance(module, T5Stack):
+            for position_bias in module.position_biases():
+                init.normal_(position_bias.buckets.weight, std=factor * width**-0.5)
+            if module.word_embeddings is not None:
+                init.normal_(module.word_embeddings.weight, std=factor)
 
 
 class CtxT5Model(EncoderDecoder, CtxT5PreTrainedModel):
