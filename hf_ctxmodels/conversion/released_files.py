@@ -14,7 +14,7 @@ from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory, wrap_write_errors
 from hf_ctxmodels.data.text_files import read_lines
-from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
+from hf_ctxmodels.tokenizers.base import limit_tokenizer_length, record_tokenizer_digest
 from hf_ctxmodels.tokenizers.bpe import END_OF_WORD
 
 _CONTINUATION = "@@"  # suffix of all subwords of a word except the last one, in files of fastBPE
@@ -114,8 +114,10 @@ class Conversion:
         check_output_directory(self.output, files, flag="--output", overwrite=self.overwrite)
 
     def save(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Save model and tokenizer; the configuration records the tokenizer's digest."""
+        """Save model and tokenizer; the configuration records the tokenizer's digest, and the tokenizer the
+        model's maximum length."""
         record_tokenizer_digest(model.config, tokenizer)
+        limit_tokenizer_length(tokenizer, model.config)
         with wrap_write_errors(self.output):
             model.save_pretrained(self.output)
             tokenizer.save_pretrained(self.output)

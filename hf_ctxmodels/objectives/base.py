@@ -113,7 +113,7 @@ class Objective(PaddingCollator):
             raise CtxError(
                 f"max_length={self.max_length} exceeds the tokenizer's limit of {self.tokenizer.model_max_length} "
                 "tokens (model_max_length in tokenizer_config.json).",
-                hint="lower max_length, or train the tokenizer for longer input.",
+                hint="lower max_length, or raise model_max_length if the model has more positions.",
             )
         excluded = list(self.tokenizer.all_special_ids)
         if self.predicts_special_tokens:  # the padding token may also be the end token

@@ -144,6 +144,14 @@ def record_tokenizer_digest(config: PreTrainedConfig, tokenizer: PreTrainedToken
     config.tokenizer_digest = tokenizer_digest(tokenizer)  # type: ignore[attr-defined]
 
 
+def limit_tokenizer_length(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
+    """Lower `model_max_length` to a model's `max_sequence_length`, if it has one, so that `truncation=True` without a
+    `max_length` returns inputs that the model accepts."""
+    limit = getattr(config, "max_sequence_length", None)
+    if limit is not None:
+        tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
+
+
 def check_tokenizer_matches_model(
     tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int = 0, *, location: str | None = None
 ) -> None:
@@ -180,6 +188,11 @@ def check_tokenizer_matches_model(
             )
         _CHECKED[tokenizer] = (len(tokenizer), digest)
     check_max_length(tokenizer, max_length)
+    check_positions(config, max_length)
+
+
+def check_positions(config: PreTrainedConfig, max_length: int) -> None:
+    """Raise CtxError if inputs of this length exceed the model's positions."""
     limit = getattr(config, "max_sequence_length", None)
     if limit is not None and limit < max_length:
         raise CtxError(

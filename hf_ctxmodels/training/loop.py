@@ -26,7 +26,7 @@ from hf_ctxmodels.core.console import format_number, print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flat_options
 from hf_ctxmodels.data import ExampleStream, Mixture
-from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
+from hf_ctxmodels.tokenizers.base import limit_tokenizer_length, record_tokenizer_digest
 from hf_ctxmodels.training.accelerator import forward_dtype
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.callbacks import FinetuningCallback
@@ -198,6 +198,7 @@ class TrainingLoop:
         self.arguments = arguments
         if self.tokenizer is not None:
             record_tokenizer_digest(model.config, self.tokenizer)
+            limit_tokenizer_length(self.tokenizer, model.config)
 
         # model: the identity of the run is compared before weights are loaded
         identity = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
@@ -18,7 +18,7 @@ from hf_ctxmodels.data.prepared import TOKENIZER_FOLDER
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.spec import FamilySpec
-from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
+from hf_ctxmodels.tokenizers.base import check_positions, check_tokenizer_matches_model
 from hf_ctxmodels.training.accelerator import (
     load_weights_in_all_processes,
     make_accelerator,
@@ -175,6 +175,8 @@ def prepare_pretraining(
     family = resolve_family(arguments)
     documents = held_out_documents = None
     if prepared is None:
+        if arguments.model is not None:  # before the objective compares the length with the limit of its tokenizer
+            check_positions(_pretrained_config(arguments, family), arguments.max_length)
         objective_name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
         documents, held_out_documents = arguments.load()  # raises for a missing file before the model is built
     else:
@@ -324,6 +326,12 @@ def resolve_family(arguments: PretrainingArguments) -> FamilySpec:
     return model_family
 
 
+def _pretrained_config(arguments: PretrainingArguments, family: FamilySpec) -> PreTrainedConfig:
+    """The configuration of `--model`, with `--config_options`."""
+    assert arguments.model is not None
+    return load_config(arguments.model, family.config, parse_config_options(arguments.config_options))
+
+
 def make_model(
     family: FamilySpec,
     objective: Objective,
@@ -340,7 +348,7 @@ def make_model(
     else:
         if arguments.config is not None:  # for example from the recipe that the model was started with
             print_status(f"--config {arguments.config} is ignored: --model {arguments.model} has a configuration")
-        config = load_config(arguments.model, family.config, parse_config_options(arguments.config_options))
+        config = _pretrained_config(arguments, family)
     check_tokenizer_matches_model(tokenizer, config, arguments.max_length, location=source)
     for name, value in objective.config_fields.items():
         if value is False and not hasattr(config, name):

@@ -14,7 +14,7 @@ import torch
 from commands import command_output, run_command
 from torch import Tensor
 from training_runs import WORDS, log_without_speed
-from transformers import AutoConfig, AutoModel, AutoModelForPreTraining, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForPreTraining, AutoTokenizer, pipeline
 from zoo import TINY
 
 from hf_ctxmodels import CtxElmoConfig, CtxElmoTokenizer, CtxGenSenConfig, CtxGenSenForPreTraining, CtxUlmfitTokenizer
@@ -160,6 +160,16 @@ def test_replaced_tokenizer_without_digest(folder) -> None:
     assert pretrain(**continued_run(folder), config_options="tokenizer_digest=null") == 0
     before, after = (AutoConfig.from_pretrained(folder / name).tokenizer_digest for name in ("model", "out"))
     assert before != after == tokenizer_digest(AutoTokenizer.from_pretrained(folder / "out"))
+
+
+def test_saved_tokenizer_truncates_to_the_positions_of_the_model(trained: Path) -> None:
+    """`truncation=True` without `max_length` returns inputs that the model accepts."""
+    tokenizer, limit = AutoTokenizer.from_pretrained(trained / "model"), 64  # as in tiny.json
+    assert tokenizer.model_max_length == limit
+    inputs = tokenizer("the cat sat " * 99, truncation=True, return_tensors="pt")
+    assert AutoModel.from_pretrained(trained / "model")(**inputs).last_hidden_state.shape[1] == limit
+    fill = pipeline("fill-mask", str(trained / "model"), tokenizer_kwargs={"truncation": True})
+    assert fill(f"the {tokenizer.mask_token} " + "sat on the mat " * 99)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
