@@ -23,6 +23,11 @@ from hf_ctxmodels.data.files import file_suffix
 from hf_ctxmodels.data.text_files import read_json_lines, read_text
 
 CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
+OTHER_COLUMNS_HINT = "name columns of the file."
+_COLUMN_FLAGS_HINT = (
+    "select other columns (--text_columns, --label_column); in a file without a header use numbers (1 = first, -1 = "
+    "last)."
+)
 _DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 
 
@@ -47,8 +52,11 @@ class TaggedSentence:
     location: str
 
 
-def read_table(file: str | Path, columns: Sequence[str], suffix: str | None = None) -> list[Row]:
-    """The selected columns of a CSV, TSV or JSONL file, as rows in file order. `suffix` replaces the file's suffix.
+def read_table(
+    file: str | Path, columns: Sequence[str], suffix: str | None = None, *, column_hint: str = _COLUMN_FLAGS_HINT
+) -> list[Row]:
+    """The selected columns of a CSV, TSV or JSONL file, as rows in file order. `suffix` replaces the file's suffix;
+    `column_hint` is the hint of the error for a missing column.
 
     Columns are names of the header line or JSON keys, or numbers (1 is the first, -1 the last) for a file without a
     header. Raises CtxError for an unknown format, a missing or repeated column, a line with another number of columns,
@@ -59,10 +67,10 @@ def read_table(file: str | Path, columns: Sequence[str], suffix: str | None = No
     if suffix == ".jsonl":
         for record, location in read_json_lines(file):
             for column in columns:
-                _column_index(column, list(record), location)
+                _column_index(column, list(record), location, column_hint)
             rows.append(Row({column: record[column] for column in columns}, str(location)))
     elif suffix in _DELIMITERS:
-        rows += _read_delimited(file, columns, _DELIMITERS[suffix])
+        rows += _read_delimited(file, columns, _DELIMITERS[suffix], column_hint)
     else:
         raise CtxError(
             f"Not a table: the suffix is {suffix!r}, expected {', '.join((*_DELIMITERS, '.jsonl'))}, plain or with .gz "
@@ -153,7 +161,9 @@ def is_label(value: Any) -> bool:
     return value not in (None, []) and str(value).strip() not in ("", "-1")
 
 
-def _read_delimited(file: str | Path, columns: Sequence[str], delimiter: str) -> Iterator[Row]:
+def _read_delimited(
+    file: str | Path, columns: Sequence[str], delimiter: str, column_hint: str = _COLUMN_FLAGS_HINT
+) -> Iterator[Row]:
     # `strict`: otherwise a field without its closing quote would contain all rows up to the next quote
     quoting: dict[str, Any] = {"strict": True} if delimiter == "," else {"quoting": csv.QUOTE_NONE}
     csv.field_size_limit(2**31 - 1)  # the default is 131,072 characters
@@ -179,7 +189,7 @@ def _read_delimited(file: str | Path, columns: Sequence[str], delimiter: str) ->
             is_numbered = are_column_numbers(columns)
             names = [*map(str, (*range(1, width + 1), *range(-width, 0)))] if is_numbered else cells
             _check_delimiter(names, columns, file)
-            indices = {column: _column_index(column, names, file) % width for column in columns}
+            indices = {column: _column_index(column, names, file, column_hint) % width for column in columns}
             if not is_numbered:
                 continue
         if len(cells) != width:
@@ -202,13 +212,12 @@ def _check_delimiter(names: Sequence[str], columns: Sequence[str], file: str | P
             )
 
 
-def _column_index(column: str, names: Sequence[str], file: object) -> int:
+def _column_index(column: str, names: Sequence[str], file: object, hint: str = _COLUMN_FLAGS_HINT) -> int:
     if column not in names:
         raise MissingColumnError(
             f"No column {column!r}. The columns are: {', '.join(map(repr, names))}.",
             location=str(file),
-            hint="select other columns (--text_columns, --label_column); in a file without a header use numbers (1 = "
-            "first, -1 = last).",
+            hint=hint,
         )
     if (count := list(names).count(column)) > 1:
         raise CtxError(

@@ -134,6 +134,9 @@ def test_question_answering(tmp_path: Path) -> None:
         }
         first, last = max(scores, key=scores.get)
         assert result["answer"] == text[encoding.token_to_chars(first).start : encoding.token_to_chars(last).end]
+    (tmp_path / "other.csv").write_text("query,passage\nwhere,here\n")
+    error = command_output("predict", model=folder, input=tmp_path / "other.csv", fails=True)
+    assert "Fix: use a table with the columns question and context" in error
     for result in predict(folder, tmp_path / "questions.jsonl", may_be_unanswerable=True):
         assert (result["answer"] == "") == (result["no_answer_probability"] > 0.5)
 

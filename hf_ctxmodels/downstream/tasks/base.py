@@ -352,14 +352,16 @@ class LabeledTask(Task[Example]):
         return self.labels.index(label)
 
 
-def get_texts(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
+def get_texts(
+    row: Row, columns: Sequence[str], hint: str = "correct the line, or pass other --text_columns."
+) -> tuple[str, ...]:
     """The texts of a row; raises CtxError if a value is not a string, or all are blank."""
     for column in columns:
         if not isinstance(row.values[column], str):
             raise CtxError(
                 f"Expected a text in column {column!r}, got {row.values[column]!r}.",
                 location=row.location,
-                hint="correct the line, or pass other --text_columns.",
+                hint=hint,
             )
     if not any(row.values[column].strip() for column in columns):
         raise CtxError(

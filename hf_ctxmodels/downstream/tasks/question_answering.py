@@ -166,9 +166,10 @@ class QuestionAnswering(Task[Question]):
         if file_suffix(file) == ".json":
             return read_squad(file, has_answers=False)
         columns = ("question", "context")
+        hint = "use a table with the columns question and context, or a .json file in SQuAD's format."
         questions = []
-        for number, row in enumerate(read_table(file, columns), 1):
-            question, context = get_texts(row, columns)
+        for number, row in enumerate(read_table(file, columns, column_hint=hint), 1):
+            question, context = get_texts(row, columns, hint="correct the line.")
             questions.append(Question(str(number), question, context, (), row.location))
         return questions
 
