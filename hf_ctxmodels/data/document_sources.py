@@ -250,7 +250,13 @@ def _hub_readers(
     require_existing_path(Path(dataset).expanduser() if dataset.startswith("~") else dataset, "dataset")
     try:
         rows = _load_rows(dataset, split, config_name, streaming)
-    except (OSError, ValueError, IndexError, datasets.exceptions.DatasetsError) as error:  # IndexError: no rows
+    except IndexError as error:  # `load_from_disk` concatenates no files
+        raise CtxError(
+            "The dataset cannot be opened: it has no rows.",
+            location=f"{dataset} (split {split})",
+            hint="use a split with at least one row.",
+        ) from error
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise CtxError(
             f"The dataset cannot be opened: {error}{f' ({error.__cause__})' if error.__cause__ else ''}",
             location=f"{dataset} (configuration {config_name}, split {split})",

@@ -212,7 +212,7 @@ def test_directories_of_save_to_disk(tmp_path, streaming):
     for name, split, splits in (("rows", "test", "train"), ("splits", "train", "part-1, part-2, none")):
         with pytest.raises(CtxError, match=f"no split '{split}'; the splits are: {splits}"):
             load_documents(str(tmp_path / name), split=split, streaming=streaming)
-    with pytest.raises(CtxError, match="cannot be opened"):
+    with pytest.raises(CtxError, match="cannot be opened: it has no rows"):
         load_documents(str(tmp_path / "splits"), split="none", streaming=streaming)
 
 
