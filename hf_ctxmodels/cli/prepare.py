@@ -26,7 +26,7 @@ from hf_ctxmodels.data.folders import LocalFolder
 from hf_ctxmodels.data.preparation import Preparation
 from hf_ctxmodels.data.prepared import TRAIN, VALIDATION, PreparedCorpus
 from hf_ctxmodels.registry import get_family
-from hf_ctxmodels.training.corpora import CorpusArguments, make_objective, make_preparation
+from hf_ctxmodels.training.corpora import CorpusArguments, make_objective, make_preparation, num_text_tokens
 from hf_ctxmodels.training.model_loading import load_tokenizer
 
 ESSENTIAL = ("family", "tokenizer", "dataset", "objective", "max_length", "output_dir", "num_proc")
@@ -118,6 +118,6 @@ def print_corpus(corpus: PreparedCorpus, folder: LocalFolder) -> None:
     print(f"{len(corpus.parts)} parts in {folder}, {format_number(sum(file.size for _, file in files))}B:")
     for split in (TRAIN, VALIDATION):
         if number := sum(file.examples for name, file in files if name == split):
-            tokens = sum(record.statistics.get(split, {}).get("tokens", 0) for record in corpus.parts)
+            tokens = sum(num_text_tokens(record.statistics.get(split, {})) for record in corpus.parts)
             print(f"  {split:<12}{number:>14,} examples" + (f"{tokens:>18,} tokens of text" if tokens else ""))
     print(format_next_commands(("pretrain", "--dataset", folder, "--output_dir", "DIR")))

@@ -273,10 +273,15 @@ def make_examples(
     return training_examples, held_out
 
 
+def num_text_tokens(statistics: Mapping[str, int]) -> int:
+    """Number of tokens of the text in the statistics of an objective, including the targets of pairs."""
+    return statistics.get("tokens", 0) + statistics.get("target_tokens", 0)
+
+
 def excluded_text(examples: Examples) -> str:
     """How much text the examples lack, "3 texts left out, 20 of 100 tokens truncated"; empty if nothing, or unknown."""
     statistics = getattr(examples, "statistics", {})
-    tokens = statistics.get("tokens", 0) + statistics.get("target_tokens", 0)
+    tokens = num_text_tokens(statistics)
     truncated = statistics.get("truncated_tokens", 0) + statistics.get("dropped_tokens", 0)
     parts = [f"{statistics['left_out']:,} texts left out"] if statistics.get("left_out") else []
     parts += [f"{truncated:,} of {tokens:,} tokens truncated"] if truncated else []

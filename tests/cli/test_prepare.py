@@ -20,11 +20,12 @@ from safetensors.torch import load_file
 from training_runs import WORDS, log_without_speed
 from zoo import TINY
 
-from hf_ctxmodels import CtxBertConfig, CtxBertTokenizer, CtxGloveTokenizer
+from hf_ctxmodels import CtxBertConfig, CtxBertTokenizer, CtxCoveTokenizer, CtxGloveTokenizer
 from hf_ctxmodels.core.console import format_number
 from hf_ctxmodels.data import document_sources
 from hf_ctxmodels.data import documents as documents_module
 from hf_ctxmodels.data.prepared import PreparedCorpus
+from hf_ctxmodels.tokenizers.word_level import TRANSLATION_SEPARATOR
 from hf_ctxmodels.training import corpora
 
 TRAINING = {"per_device_batch_size": 8, "dataloader_workers": 0, "max_steps": 6, "save_steps": 3, "logging_steps": 1}
@@ -193,6 +194,7 @@ def test_training_on_prepared_examples_of_object_store(folder: Path, store: str,
 DOWNLOAD = """
 import sys, time
 from fsspec.implementations.local import LocalFileSystem
+from hf_ctxmodels.tokenizers.word_level import TRANSLATION_SEPARATOR
 from hf_ctxmodels.training import corpora
 get_file = LocalFileSystem.get_file
 def slow_get_file(filesystem, source, target, **options):
@@ -283,6 +285,19 @@ def test_flags_that_differ_from_preparation_raise(folder: Path) -> None:
         flags = text_flags(folder) | {"output_dir": folder / "other", "num_proc": 1} | flags
         assert message in command_output("prepare", **flags, fails=True)
     assert (folder / "tokenizer" / "tokenizer.json").is_file()
+
+
+def test_tokens_of_targets_are_printed(tmp_path: Path, capsys: Any) -> None:
+    sides = ("the cat sat", "die katze war dort")
+    tokenizer = CtxCoveTokenizer.train([TRANSLATION_SEPARATOR.join(sides)], 60, min_count=1, min_target_count=1)
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    for name, text in zip(("source.txt", "target.txt"), sides, strict=True):
+        (tmp_path / name).write_text(f"{text}\n" * 8)
+    flags = {"family": "cove", "tokenizer": tmp_path / "tokenizer", "dataset": tmp_path / "source.txt"}
+    flags |= {"translations": tmp_path / "target.txt", "max_length": 32, "output_dir": tmp_path / "prepared"}
+    assert run_command("prepare", **flags, num_proc=1) == 0
+    num_tokens = 8 * (3 + 5)  # of the sources, and of the targets with their ends
+    assert f" {num_tokens} tokens of text" in capsys.readouterr().out
 
 
 def test_files_of_objective_options_are_compared_by_content(folder: Path) -> None:
