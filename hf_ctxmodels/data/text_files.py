@@ -139,9 +139,10 @@ def find_boundary(file: BinaryIO, position: int, separator: Separator) -> int:
 
 def read_lines(path: str | Path, start: int = 0, stop: int | None = None) -> Iterator[str]:
     """Lines of a UTF-8 file with their line feeds, decompressed if it ends in `.gz` or `.zst`, without a byte order
-    mark; raises CtxError if the file is missing, damaged, or not UTF-8.
+    mark; raises CtxError if the file is missing, damaged, or not UTF-8, also for NUL characters.
 
-    Only line feeds end a line: `str.splitlines` also splits at U+2028 and others, which JSON allows within strings.
+    Only line feeds end a line, or, in a file without any, carriage returns: `str.splitlines` also splits at U+2028 and
+    others, which JSON allows within strings, and the lines of parallel texts may contain carriage returns.
 
     Args:
         start: First byte of the first line.
@@ -156,7 +157,13 @@ def read_lines(path: str | Path, start: int = 0, stop: int | None = None) -> Ite
                 if stop is not None and offset >= stop:
                     return
                 # only the first line may begin with a byte order mark
-                yield line.decode("utf-8-sig" if offset == 0 else "utf-8")
+                text = line.decode("utf-8-sig" if offset == 0 else "utf-8")
+                if "\0" in text:
+                    raise _null_error(path, line, offset)
+                if offset == 0 and "\r" in text and not text.endswith("\n"):
+                    yield from io.StringIO(text.replace("\r", "\n"))
+                else:
+                    yield text
                 offset += len(line)
     except UnicodeDecodeError as error:
         encoding = "UTF-16" if error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "WINDOWS-1252"
@@ -166,6 +173,24 @@ def read_lines(path: str | Path, start: int = 0, stop: int | None = None) -> Ite
             location=f"{path}, byte {position}{' after decompression' if compression_suffix(path) else ''}",
             hint=f"convert the file, for example: iconv -f {encoding} -t UTF-8 OLD > NEW.",
         ) from error
+
+
+def _null_error(path: str, line: bytes, offset: int) -> CtxError:
+    """The error for a line with NUL characters at an offset, which are every second byte of most texts in UTF-16."""
+    position = offset + line.index(0)
+    location = f"{path}, byte {position}{' after decompression' if compression_suffix(path) else ''}"
+    if line.count(0) < len(line) // 4:
+        return CtxError(
+            f"Byte {position} is a NUL character.",
+            location=location,
+            hint="remove it, for example: tr -d '\\000' < OLD > NEW.",
+        )
+    encoding = "UTF-16LE" if position % 2 else "UTF-16BE"
+    return CtxError(
+        f"Not UTF-8, probably {encoding} without a byte order mark: byte {position} is a NUL character.",
+        location=location,
+        hint=f"convert the file, for example: iconv -f {encoding} -t UTF-8 OLD > NEW.",
+    )
 
 
 def read_text(file: str | Path) -> str:

@@ -38,7 +38,7 @@ def read_all(selection: Documents) -> list[list[str]]:
 
 @given(
     lines=st.lists(st.sampled_from(["A.", "\ufeff", "", " ", "\u3000", "é" * 9, "x y", "\x85", "\u2028"]), max_size=25),
-    newline=st.sampled_from(["\n", "\r\n"]),
+    newline=st.sampled_from(["\n", "\r\n", "\r"]),
     has_bom=st.booleans(),
     trailing=st.booleans(),
     separator=st.sampled_from(["line", "blank"]),

@@ -54,8 +54,13 @@ def test_file_formats_yield_equal_documents(tmp_path, extension, compression):
 
 @pytest.mark.parametrize(
     "data",
-    [b"\xef\xbb\xbf" + text_file(), text_file(newline="\r\n"), b"\n \n" + text_file() + b"\n\n\n"],
-    ids=["byte order mark", "windows line endings", "surrounding blank lines"],
+    [
+        b"\xef\xbb\xbf" + text_file(),
+        text_file(newline="\r\n"),
+        text_file(newline="\r"),
+        b"\n \n" + text_file() + b"\n\n\n",
+    ],
+    ids=["byte order mark", "windows line endings", "old macintosh line endings", "surrounding blank lines"],
 )
 def test_text_file_variants(tmp_path, data):
     assert list(load_documents(write(tmp_path, "corpus.txt", data))) == DOCUMENTS
@@ -170,6 +175,9 @@ INVALID_SOURCES = {
     "not utf-8": ("corpus.txt", b"Fine.\nA caf\xe9.\n", r"byte 11 is 0xe9(.|\n)*corpus.txt, byte 11"),
     "not utf-8 after a byte order mark": ("corpus.txt", b"\xef\xbb\xbfA caf\xe9.\n", "byte 8 is 0xe9"),
     "not utf-8, compressed": ("corpus.txt.gz", b"A caf\xe9.\n", "byte 5 after decompression"),
+    "utf-16": ("corpus.txt", "One.\nTwo.\n".encode("utf-16-le"), r"UTF-16LE without(.|\n)*byte 1(.|\n)*-f UTF-16LE"),
+    "big-endian utf-16": ("corpus.txt", "One.\n".encode("utf-16-be"), r"UTF-16BE without a byte order mark: byte 0"),
+    "NUL": ("corpus.txt.gz", b"A cat.\nA d\0g sat.\n", r"Byte 10 is a NUL character(.|\n)*tr -d"),
     "bad json": ("corpus.jsonl", b'{"text": "a"}\n{"text": \n', r"JSON(.|\n)*corpus\.jsonl:2"),
     "json list": ("corpus.jsonl", b'["a"]', r"Expected a JSON object, got list(.|\n)*corpus\.jsonl:1"),
     "no column": ("corpus.jsonl", json_file(column="body"), r"No column 'text'; the columns are 'id', 'body'"),

@@ -11,7 +11,7 @@ import torch
 from task_files import make_task, write_file
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.table_files import read_table
+from hf_ctxmodels.data.table_files import read_table, read_texts
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 
@@ -22,6 +22,7 @@ QUOTED = [{"text": 'a "b", c\r\nd', "label": "1"}, {"text": "e", "label": "0"}]
     ("name", "text", "expected"),
     [
         ("a.csv", 'label,text\r\n1,"a ""b"", c\r\nd"\r\n0,e\r\n', QUOTED),
+        ("a.csv", "label,text\r1,one\r0,two\r", [{"label": "1", "text": "one"}, {"label": "0", "text": "two"}]),
         ("a.csv.gz", 'label,text\n1,"a ""b"", c\r\nd"\n0,e\n', QUOTED),
         ("a.jsonl", '{"label": "1", "text": "a \\"b\\", c\\r\\nd"}\n\n{"text": "e", "label": "0", "x": 1}\n', QUOTED),
         ("a.tsv.gz", '\ufefftext\tlabel\n"so said he\t1\n', [{"text": '"so said he', "label": "1"}]),  # a literal quote
@@ -41,6 +42,15 @@ def test_whitespace_around_labels_is_reported(tmp_path, capsys):
     errors = capsys.readouterr().err
     assert "1 labels" in errors
     assert f"'a ' in {file}:3" in errors
+
+
+def test_carriage_returns_end_lines_only_without_line_feeds(tmp_path):
+    for content, texts in (
+        ("one\rtwo\r\rthree", ["one", "two", "three"]),
+        ("one\rtwo\nthree\n", ["one\rtwo", "three"]),
+    ):
+        file = write_file(tmp_path / "a.txt", content)
+        assert [row.values["text"] for row in read_texts(file, "text")] == texts
 
 
 def test_rows_have_line_numbers(tmp_path):
