@@ -34,7 +34,7 @@ from hf_ctxmodels.architectures.sentence_encoder import max_sentence_length
 from hf_ctxmodels.architectures.word_alignment import Sentence, align_words, split_words
 from hf_ctxmodels.core.attention_heads import PRUNED_HEADS, attention_layers
 from hf_ctxmodels.core.command_line import parse_arguments
-from hf_ctxmodels.core.console import print_status, progress_bar
+from hf_ctxmodels.core.console import format_count, print_status, progress_bar
 from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
@@ -78,7 +78,7 @@ def main() -> None:
         sentences = read_sentences(arguments.text)[: arguments.max_sentences]
     model, tokenizer = load_model_and_tokenizer(arguments.model, "AutoModel")
     placement.place(model)
-    print_status(f"{type(model).__name__}: attention in {len(sentences):,} sentences")
+    print_status(f"{type(model).__name__}: attention in {format_count(len(sentences), 'sentence')}")
     result = analyze(arguments, model.eval(), tokenizer, sentences, treebank)
     result.save(arguments.output_dir)
     arguments.print_tables(result.tables)

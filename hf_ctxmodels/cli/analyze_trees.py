@@ -17,6 +17,7 @@ from hf_ctxmodels.analysis.trees import TreeSpace, fit_tree_spaces
 from hf_ctxmodels.analysis.word_arguments import WordAnalysisArguments
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.console import format_count
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.data.treebanks import read_treebank
@@ -103,7 +104,7 @@ def tree_result(
         rows=relations,
         cells=[[counts[relation], *(values[relation][0] for values in lengths.values())] for relation in relations],
         spreads=[[None, *(values[relation][1] for values in lengths.values())] for relation in relations],
-        note=f"{note} {num_seeds} seed{'s' if num_seeds > 1 else ''}.",
+        note=f"{note} {format_count(num_seeds, 'seed')}.",
     )
     chart = BarChart(
         "lengths", "Squared length of dependencies", relations,

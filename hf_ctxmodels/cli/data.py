@@ -14,7 +14,7 @@ from hf_ctxmodels.compression.distillation import Teacher
 from hf_ctxmodels.compression.distillation.augmentation import Augmenter, Masking, Substitution
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.command_line import parse_arguments
-from hf_ctxmodels.core.console import print_status, progress_bar
+from hf_ctxmodels.core.console import format_count, print_status, progress_bar
 from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
@@ -153,7 +153,7 @@ def units() -> None:
         )
     most_frequent = [unit for unit, _ in counts.most_common()]
     write_text_file(arguments.output, "".join(f"{unit}\n" for unit in most_frequent))
-    print(f"{len(counts)} units in {arguments.output}, such as: {', '.join(most_frequent[:8])}")
+    print(f"{format_count(len(counts), 'unit')} in {arguments.output}, such as: {', '.join(most_frequent[:8])}")
 
 
 @dataclass
@@ -206,7 +206,7 @@ def phrases() -> None:
         passes.append(accepted)
         best = sorted(accepted, key=lambda pair: -accepted[pair])[:8]
         examples = f", such as: {', '.join(map('_'.join, best))}" if best else ""
-        print(f"pass {number}: {len(accepted)} phrases with a score above {threshold:g}{examples}")
+        print(f"pass {number}: {format_count(len(accepted), 'phrase')} with a score above {threshold:g}{examples}")
     if not any(passes):
         raise CtxError("There is no phrase.", location="--thresholds", hint="lower --thresholds or --min_count.")
     write_documents(arguments.output, joined("writing"))
@@ -284,7 +284,7 @@ def augment() -> None:
         for texts in augmenter.augment(get_texts(row, columns), index):
             lines.append(json.dumps(dict(zip(columns, texts, strict=True)) | label, ensure_ascii=False) + "\n")
     write_text_file(arguments.output, "".join(lines))
-    print(f"{len(rows)} examples augmented to {len(lines)}, in {arguments.output}")
+    print(f"{format_count(len(rows), 'example')} augmented to {len(lines)}, in {arguments.output}")
 
 
 def _make_rule(arguments: AugmentationArguments, placement: DeviceArguments) -> Substitution | Masking:

@@ -9,7 +9,7 @@ from hf_ctxmodels.cli.pretrain import finetuning_command, show_results
 from hf_ctxmodels.compression.distillation import DistillationSetup, Teacher, parse_losses
 from hf_ctxmodels.compression.distillation.distillation_setup import DistillationArguments
 from hf_ctxmodels.core.command_line import Section, parse_arguments
-from hf_ctxmodels.core.console import format_next_commands, format_number
+from hf_ctxmodels.core.console import format_count, format_next_commands, format_number
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import select_fields
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningArguments, FinetuningLoopArguments
@@ -99,7 +99,8 @@ def main(task: str) -> None:
     if PartialState().is_main_process:
         output = loop.output_dir
         parameters = format_number(summary.parameters)
-        print(f"{summary.model_class} of {parameters} parameters after {summary.steps:,} steps, in {output}:")
+        steps = format_count(summary.steps, "step")
+        print(f"{summary.model_class} of {parameters} parameters after {steps}, in {output}:")
         show_results(summary, output)
         print(format_next_commands(finetuning_command(output, summary.model_type)))
 

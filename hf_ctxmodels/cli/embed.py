@@ -35,7 +35,7 @@ from hf_ctxmodels.architectures.word_alignment import Sentence, WordPooling, spl
 from hf_ctxmodels.architectures.word_encoder import create_tensors
 from hf_ctxmodels.cli.encode import iterate_sentences
 from hf_ctxmodels.core.command_line import parse_arguments
-from hf_ctxmodels.core.console import print_status, progress_bar
+from hf_ctxmodels.core.console import format_count, print_status, progress_bar
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
@@ -141,7 +141,7 @@ def main() -> None:
     with replacing(output) as temporary:
         _WRITERS[output.suffix](temporary, files, layout)
     shutil.rmtree(folder)
-    print(f"{layout.shape[0]:,} words with vectors of width {layout.shape[-1]} in {output}")
+    print(f"{format_count(layout.shape[0], 'word')} with vectors of width {layout.shape[-1]} in {output}")
 
 
 def embed_parts(

@@ -18,7 +18,7 @@ import torch
 from hf_ctxmodels.analysis.sentences import check_sentence_file
 from hf_ctxmodels.architectures.sentence_encoder import encode_in_windows, saved_pooling
 from hf_ctxmodels.core.command_line import parse_arguments
-from hf_ctxmodels.core.console import print_status, progress_bar
+from hf_ctxmodels.core.console import format_count, print_status, progress_bar
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
@@ -78,7 +78,7 @@ def main() -> None:
     normalize = normalize if arguments.normalize is None else arguments.normalize
     model, tokenizer = load_model_and_tokenizer(arguments.model, "AutoModel")
     placement.place_for_inference(model)
-    print_status(f"{type(model).__name__} encodes {count:,} sentences")
+    print_status(f"{type(model).__name__} encodes {format_count(count, 'sentence')}")
     texts = iterate_sentences(arguments.input, arguments.text_column)
     sentences = progress_bar(texts, "encoding", unit="sentences", total=count)
     windows = encode_in_windows(
@@ -95,4 +95,4 @@ def main() -> None:
             start += len(rows)
         assert array is not None
         array.flush()
-    print(f"{count:,} vectors of width {array.shape[1]} in {output}")
+    print(f"{format_count(count, 'vector')} of width {array.shape[1]} in {output}")

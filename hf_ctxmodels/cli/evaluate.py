@@ -15,6 +15,7 @@ from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.console import format_count
 from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.devices import DeviceArguments, select_device
 from hf_ctxmodels.core.errors import CtxError
@@ -390,7 +391,7 @@ def pretraining() -> None:
     options = dict(text.partition("=")[::2] for text in arguments.objective_options)
     evaluation = arguments.open(arguments.model, placement, options)
     results = evaluation.loss(arguments.batch_size)
-    print(f"{evaluation.name}, {len(evaluation.examples)} examples")
+    print(f"{evaluation.name}, {format_count(len(evaluation.examples), 'example')}")
     for name, value in results.items():
         metric = name.removeprefix("eval_")
         print(f"{metric:<28}{value:>12.4f}  {metric_range(metric)}")
@@ -426,7 +427,7 @@ def forgetting() -> None:
     results = measure_forgetting(evaluation, arguments.finetuned, arguments.batch_size)
     if arguments.output_file is not None:
         write_text_file(arguments.output_file, json.dumps(results, indent=2) + "\n")
-    print(f"{results['objective']}, {results['rows']} examples")
+    print(f"{results['objective']}, {format_count(results['rows'], 'example')}")
     print(f"{'metric':<28}{'before':>12}{'after':>12}  range")
     for name, value in results["before"].items():
         metric = name.removeprefix("eval_")
@@ -469,4 +470,4 @@ def ensemble() -> None:
     width = max(map(len, [*arguments.models, "ensemble"]))
     for name, metrics in zip([*arguments.models, "ensemble"], [*scores.members, scores.ensemble], strict=True):
         print(f"{name:<{width}}  " + "  ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
-    print(f"{len(examples)} examples; {range_note(*scores.ensemble)}")
+    print(f"{format_count(len(examples), 'example')}; {range_note(*scores.ensemble)}")

@@ -21,7 +21,7 @@ from transformers import (
 from transformers import set_seed as seed_generators
 
 from hf_ctxmodels.core.command_line import parse_arguments
-from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.console import format_count, print_status
 from hf_ctxmodels.core.constants import MAX_SEED, NEWS_FIELDS
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
@@ -306,7 +306,7 @@ def main() -> None:
         )
     model, tokenizer = load_model_and_tokenizer(arguments.model, generation_head)
     placement.place(model)
-    print_status(f"{type(model).__name__} generates {len(texts):,} texts")
+    print_status(f"{type(model).__name__} generates {format_count(len(texts), 'text')}")
     options = arguments.options
     options |= control.options(tokenizer, placement)
     if isinstance(arguments.decoding, SamplingOptions):
@@ -383,7 +383,7 @@ def _write(lines: list[str], output_file: str | None, shows: bool = True) -> Non
         write_text_file(output_file, "".join(f"{line}\n" for line in lines))
     elif shows:
         print("\n".join(lines))
-    print(f"{len(lines):,} texts generated" + (f", in {output_file}" if output_file else ""))
+    print(f"{format_count(len(lines), 'text')} generated" + (f", in {output_file}" if output_file else ""))
 
 
 def generation_head(config: PreTrainedConfig) -> str:

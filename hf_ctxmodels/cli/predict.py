@@ -21,7 +21,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig
 
 from hf_ctxmodels.cli.generate import generation_head
 from hf_ctxmodels.core.command_line import parse_arguments
-from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.console import format_count, print_status
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
@@ -169,7 +169,7 @@ def _predict_targets(
     examples, is_labeled = _read_examples(task, arguments.input, *readers, is_strict=is_strict)
     model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModelForSeq2SeqLM.__name__)
     placement.place(model)
-    print_status(f"{type(model).__name__} predicts {len(examples):,} examples")
+    print_status(f"{type(model).__name__} predicts {format_count(len(examples), 'example')}")
     predictions = generate_texts(
         model,
         tokenizer,

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from joblib import cpu_count
 
 from hf_ctxmodels.core.command_line import parse_arguments
-from hf_ctxmodels.core.console import format_next_commands, format_number
+from hf_ctxmodels.core.console import format_count, format_next_commands, format_number
 from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
@@ -115,7 +115,8 @@ def preparation_of(arguments: CorpusArguments, seed: int, directory: Path) -> Pr
 def print_corpus(corpus: PreparedCorpus, folder: LocalFolder) -> None:
     """Print the number of parts, examples and tokens, the size of the files, and the next command."""
     files = [(split, file) for record in corpus.parts for split, file in record.files.items()]
-    print(f"{len(corpus.parts)} parts in {folder}, {format_number(sum(file.size for _, file in files))}B:")
+    size = format_number(sum(file.size for _, file in files))
+    print(f"{format_count(len(corpus.parts), 'part')} in {folder}, {size}B:")
     for split in (TRAIN, VALIDATION):
         if number := sum(file.examples for name, file in files if name == split):
             tokens = sum(num_text_tokens(record.statistics.get(split, {})) for record in corpus.parts)

@@ -13,7 +13,7 @@ from typing import Any
 from accelerate import PartialState
 
 from hf_ctxmodels.core.command_line import parse_arguments
-from hf_ctxmodels.core.console import format_next_commands, format_number
+from hf_ctxmodels.core.console import format_count, format_next_commands, format_number
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
 from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
@@ -63,7 +63,7 @@ def main() -> None:
         return
     output = loop_arguments.output_dir
     tokens = format_number(summary.tokens)
-    print(f"{summary.model_class} after {summary.steps:,} steps and {tokens} tokens, saved in {output}:")
+    print(f"{summary.model_class} after {format_count(summary.steps, 'step')} and {tokens} tokens, saved in {output}:")
     show_results(summary, output)
     print(
         format_next_commands(

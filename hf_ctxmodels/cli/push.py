@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hf_ctxmodels.core.command_line import parse_arguments
+from hf_ctxmodels.core.console import format_count
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import check_output_directory
 from hf_ctxmodels.hub.repository import (
@@ -44,11 +45,12 @@ def main() -> None:
     files = repository_files(Path(arguments.model), arguments.repo_id)
     print(describe_files(files))
     if arguments.dry_run:
-        print(f"{len(files)} files; nothing was pushed (--dry_run)")
+        print(f"{format_count(len(files), 'file')}; nothing was pushed (--dry_run)")
         return
     if arguments.output_dir is not None:
         write_files(files, arguments.output_dir, arguments.model, overwrite=arguments.overwrite)
-        print(f"{len(files)} files written to {arguments.output_dir}; nothing was pushed (--output_dir)")
+        number = format_count(len(files), "file")
+        print(f"{number} written to {arguments.output_dir}; nothing was pushed (--output_dir)")
         return
     options = {name: getattr(arguments, name) for name in ("private", "revision", "commit_message", "token")}
     commit = push_files(files, arguments.repo_id, **options)

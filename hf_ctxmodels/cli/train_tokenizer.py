@@ -15,7 +15,7 @@ from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.command_line import parse_arguments, recipe_flags
-from hf_ctxmodels.core.console import format_next_commands, print_status, progress_bar
+from hf_ctxmodels.core.console import format_count, format_next_commands, print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, check_range, field_default, flag
 from hf_ctxmodels.core.generation import split_language_tag
@@ -147,7 +147,7 @@ def main() -> None:
 
     print(f"{tokenizer_class.__name__} saved in {arguments.output_dir}")
     print(f"  vocabulary       {len(tokenizer)} tokens ({arguments.vocab_size} requested)")
-    print(f"  trained on       {num_documents} documents of {', '.join(data.dataset)}")
+    print(f"  trained on       {format_count(num_documents, 'document')} of {', '.join(data.dataset)}")
     try:
         if held_out is None:
             print("  held out         no document: --validation_fraction is 0")

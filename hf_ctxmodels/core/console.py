@@ -26,6 +26,11 @@ def format_number(value: float) -> str:
     return f"{text[:-1]} {text[-1]}"
 
 
+def format_count(number: int, noun: str) -> str:
+    """A number and its noun, with an s unless the number is 1: "1 step", "2,000 steps"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 class ReportTimer:
     """Tells when to report progress: after each of the intervals, in seconds, of which the last one repeats."""
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_ctxmodels.architectures.sentence_encoder import read_saved_json
 from hf_ctxmodels.core.adapter_support import suppress_adapter_notice
-from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.console import format_count, print_status
 from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import add_saved_adapters
@@ -148,7 +148,7 @@ class Predictor:
         """
         task = self.task.for_file(file, self.columns)
         examples = task.read_unlabeled(file)
-        print_status(f"{type(self.model).__name__} predicts {len(examples):,} examples", progress)
+        print_status(f"{type(self.model).__name__} predicts {format_count(len(examples), 'example')}", progress)
         encoded = task.encode(examples, self.tokenizer)
         outputs = run_head(self.model, self.tokenizer, task, encoded, batch_size, progress)
         scores: dict[str, float] = {}

@@ -18,7 +18,7 @@ from huggingface_hub.constants import HF_HOME
 from joblib import cpu_count
 from transformers import PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.console import format_number, is_main_process, print_status, progress_bar
+from hf_ctxmodels.core.console import format_count, format_number, is_main_process, print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, did_you_mean, flag, split_choice, typed_options
 from hf_ctxmodels.core.loading import describe_differences, file_digest
@@ -283,7 +283,7 @@ def excluded_text(examples: Examples) -> str:
     statistics = getattr(examples, "statistics", {})
     tokens = num_text_tokens(statistics)
     truncated = statistics.get("truncated_tokens", 0) + statistics.get("dropped_tokens", 0)
-    parts = [f"{statistics['left_out']:,} texts left out"] if statistics.get("left_out") else []
+    parts = [f"{format_count(statistics['left_out'], 'text')} left out"] if statistics.get("left_out") else []
     parts += [f"{truncated:,} of {tokens:,} tokens truncated"] if truncated else []
     parts += [f"{statistics['unknown_tokens']:,} unknown tokens"] if statistics.get("unknown_tokens") else []
     return ", ".join(parts)
@@ -452,4 +452,4 @@ def with_progress(examples: Iterable[Example], description: str, enabled: bool) 
         number += 1
         yield example
     seconds = time.perf_counter() - start
-    print_status(f"{description}: {number:,} examples in {seconds:.1f} s", enabled)
+    print_status(f"{description}: {format_count(number, 'example')} in {seconds:.1f} s", enabled)

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from hf_ctxmodels.core.console import format_count
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flat_options, non_default_fields, parse_choice
 from hf_ctxmodels.registry import FAMILIES
@@ -145,9 +146,9 @@ def describe_defaults(
 ) -> str:
     """One line with the values chosen by default and their reasons; empty if all flags are set."""
     width, layers = _width_and_layers(config)
-    length = f"{total_steps:,} steps"
-    if resolved.num_train_epochs is not None:
-        length += f" ({resolved.num_train_epochs:g} epochs)"
+    length = format_count(total_steps, "step")
+    if (epochs := resolved.num_train_epochs) is not None:
+        length += f" ({epochs:g} epoch{'' if epochs == 1 else 's'})"
     elif family_defaults(config).num_train_epochs is None:
         length += f" ({TOKENS_PER_PARAMETER} tokens per parameter, at most {MAX_PRETRAINING_EPOCHS} epochs)"
     chosen = []
@@ -163,7 +164,7 @@ def describe_defaults(
     if arguments.warmup_steps is None:
         warmup = resolved.warmup(total_steps)
         share = f" ({100 * warmup / total_steps:.0f}%)" if warmup else ""
-        chosen.append(f"{warmup:,} steps of warm-up{share}")
+        chosen.append(f"{format_count(warmup, 'step')} of warm-up{share}")
     if "lr_scheduler" not in non_default_fields(arguments):
         chosen.append(f"{options['lr_scheduler']} schedule")
     if arguments.max_steps is None and arguments.num_train_epochs is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from hf_ctxmodels.core.console import format_count
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult
@@ -82,8 +83,10 @@ def estimate_pretraining(run: PretrainingRun) -> Iterator[str]:
     yield f"parameters      {result.parameters:,}"
     if loop.examples_per_epoch is not None:
         words = sum(len(text.split()) for document in run.documents or () for text in document)
-        yield f"training text   {f'{words:,} words, ' if words else ''}{loop.examples_per_epoch:,} examples"
-    yield f"steps           {loop.total_steps:,} of {result.global_batch_size:,} examples, {tokens:,.0f} tokens"
+        num_examples = format_count(loop.examples_per_epoch, "example")
+        yield f"training text   {f'{words:,} words, ' if words else ''}{num_examples}"
+    examples_per_step = format_count(result.global_batch_size, "example")
+    yield f"steps           {loop.total_steps:,} of {examples_per_step}, {tokens:,.0f} tokens"
     yield f"checkpoint      {size / 1e6:,.1f} MB; --save_total_limit {loop.arguments.save_total_limit}"
-    yield f"speed           {tokens / seconds:,.0f} tokens/s, measured in {result.steps:,} steps"
+    yield f"speed           {tokens / seconds:,.0f} tokens/s, measured in {format_count(result.steps, 'step')}"
     yield f"duration        {timedelta(seconds=round(seconds))} for training, without evaluations"

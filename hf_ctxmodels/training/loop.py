@@ -22,7 +22,7 @@ from transformers import (
     TrainerState,
 )
 
-from hf_ctxmodels.core.console import format_number, print_status
+from hf_ctxmodels.core.console import format_count, format_number, print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flat_options
 from hf_ctxmodels.data import ExampleStream, Mixture
@@ -271,7 +271,8 @@ class TrainingLoop:
             config = {name: value for name, value in flat_options(arguments).items() if value is not None}
             accelerator.init_trackers(Path(arguments.output_dir).resolve().name, config=config)
         model_class = self.training_state.model_class
-        title = f"{model_class}, {format_number(self.num_parameters)} parameters, {self.batch_size:,} examples a step"
+        batch_size = format_count(self.batch_size, "example")
+        title = f"{model_class}, {format_number(self.num_parameters)} parameters, {batch_size} a step"
         last_step = self.training_state.step if arguments.resume == "finish" else self.total_steps
         self.log = TrainingLog(accelerator, arguments.output_dir, last_step, self.training_state.step, title)
         self.stopwatch = Stopwatch()

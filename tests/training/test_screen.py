@@ -89,6 +89,7 @@ def test_report_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert times == [0, 5, 15, 35, 75, 135, 195, 255]
     numbers = [console.format_number(number) for number in (0.5, 999, 1000, 1_031_234, 110e6)]
     assert numbers == ["0.5", "999", "1.00 k", "1.03 M", "110 M"]
+    assert [console.format_count(number, "step") for number in (0, 1, 2000)] == ["0 steps", "1 step", "2,000 steps"]
 
 
 def test_next_commands(workspace, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -116,5 +117,6 @@ def test_excluded_text() -> None:
     assert excluded_text(SimpleNamespace(statistics=statistics)) == "3 texts left out, 20 of 1,000 tokens truncated"
     statistics = {"tokens": 1000, "target_tokens": 500, "truncated_tokens": 1200}
     assert excluded_text(SimpleNamespace(statistics=statistics)) == "1,200 of 1,500 tokens truncated"
+    assert excluded_text(SimpleNamespace(statistics={"left_out": 1})) == "1 text left out"
     assert excluded_text(SimpleNamespace(statistics={"tokens": 1000})) == ""
     assert excluded_text(SimpleNamespace()) == ""

@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.attention_heads import parse_heads
-from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.console import format_count, print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import (
     REQUIRED,
@@ -331,7 +331,7 @@ class FinetuningMethodArguments:
         verbose, has_new_pooler = accelerator.is_main_process, "pooler" in self.reinit
         if self.reinit_layers or has_new_pooler:
             names = reinitialize_layers(model, self.reinit_layers, loop.seed, pooler=has_new_pooler)
-            print_status(f"re-initialized {len(names)} weights of the encoder", verbose)
+            print_status(f"re-initialized {format_count(len(names), 'weight')} of the encoder", verbose)
         if "head" in self.reinit:
             print_status(f"re-initialized {len(reinitialize_head(model, loop.seed))} weights of the head", verbose)
         elif source is not None and hasattr(model, "newly_initialized_modules"):

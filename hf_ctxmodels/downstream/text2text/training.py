@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.console import format_next_commands, print_status
+from hf_ctxmodels.core.console import format_count, format_next_commands, print_status
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
@@ -121,7 +121,8 @@ def finetune_text2text(
     sizes = {name: len(run.training) for name, run in trained.items()}
     rates = arguments.rates(sizes)
     members = describe_rates(sizes, rates)
-    print_status(f"tokenizing the training examples of {len(trained)} tasks, mixed at the rates: {members}", is_main)
+    number = format_count(len(trained), "task")
+    print_status(f"tokenizing the training examples of {number}, mixed at the rates: {members}", is_main)
     for names, status in (
         (evaluated.keys() - trained.keys(), "evaluated, not trained (no train file)"),
         (trained.keys() - evaluated.keys(), "trained, not evaluated (no validation file)"),
