@@ -9,6 +9,7 @@ from pathlib import Path
 from httpx2 import HTTPError
 from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from hf_ctxmodels.core.adapter_support import suppress_adapter_notice
@@ -71,8 +72,13 @@ def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
         Path in the repository -> path of a local file, or content of a generated file.
 
     Raises:
-        CtxError: The directory does not contain a complete model in safetensors with its tokenizer.
+        CtxError: The directory does not contain a complete model in safetensors with its tokenizer, or `repo_id` is not
+            the name of a repository.
     """
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise CtxError(str(error), location=f"--repo_id {repo_id}", hint='use the form "organization/name".') from error
     check_source(directory)
     for name, saved_object in (("config.json", "model"), ("tokenizer_config.json", "tokenizer")):
         if not (directory / name).is_file():
@@ -200,8 +206,6 @@ def push_files(
         if revision is not None:
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         return api.create_commit(repo_id, operations, commit_message=commit_message, revision=revision)
-    except HFValidationError as error:
-        raise CtxError(str(error), location=f"--repo_id {repo_id}", hint='use the form "organization/name".') from error
     except HfHubHTTPError as error:
         message, hint = f"The Hub refused the push: {error}", "follow the message of the Hub."
         if error.response is not None and error.response.status_code in (401, 403):

@@ -188,6 +188,12 @@ def test_invalid_directory_is_refused_before_any_request(directory: Path, damage
     assert "Fix:" in str(error.value)
 
 
+@pytest.mark.parametrize("repo_id", ["zoo/m\u00f6del", "zoo/my model", "zoo/a/b"])
+def test_invalid_repository_name_is_refused_before_any_request(saved_model: Path, repo_id: str) -> None:
+    with pytest.raises(CtxError, match=r"(?s)--repo_id zoo.*organization/name"):
+        repository_files(saved_model, repo_id)
+
+
 def write_index(directory: Path, *names: str) -> None:
     weights = {f"weight{number}": name for number, name in enumerate(names)}
     (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weights}))
