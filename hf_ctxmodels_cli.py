@@ -222,8 +222,11 @@ def main() -> NoReturn:
         print(f"\n{error}", file=sys.stderr)
         sys.exit(2)
     atexit.register(gc.freeze)  # collections at exit would traverse the imported modules for seconds
-    from hf_ctxmodels.core.console import run_script
-
+    try:
+        from hf_ctxmodels.core.console import run_script
+    except KeyboardInterrupt:  # the import takes seconds
+        print("\nInterrupted.", file=sys.stderr, flush=True)
+        sys.exit(130)
     run_script(run)
 
 

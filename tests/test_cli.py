@@ -74,6 +74,22 @@ def test_help_written_to_closed_pipe():
     assert (result.returncode, result.stderr) == (0, "")
 
 
+def test_interrupted_import_has_no_traceback():
+    code = """
+import sys
+import hf_ctxmodels_cli as cli
+class InterruptingFinder:
+    def find_spec(name, path, target=None):
+        if name == "hf_ctxmodels.core.console":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, InterruptingFinder)
+sys.argv = ["hf-ctxmodels", "pretrain"]
+cli.main()
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (result.returncode, result.stderr) == (130, "\nInterrupted.\n")
+
+
 def test_package_import_is_lazy(process_without_package):
     code = "import sys, hf_ctxmodels; print(*sys.modules); hf_ctxmodels.DataCollatorForMaskedLM"
     result = process_without_package.run("-c", code)
