@@ -80,6 +80,12 @@ def run_command(command: list[str], log: Path, deadline: float | None = None) ->
     return ProcessCost(time.monotonic() - start, peak_bytes)
 
 
+def failure_line(error: CtxError) -> str:
+    """The first line of an error, followed by the first error in the log of a failed command."""
+    first_line, *log_lines = error.message.splitlines()
+    return " ".join([first_line, *[line for line in log_lines if "Error: " in line][:1]])
+
+
 def _peak_bytes(pid: int) -> int:
     """Highest resident memory of a running process so far; 0 if the system has no `/proc`. On Linux `ru_maxrss` is of
     no use here, since it is at least the memory of the process that started the command."""

@@ -18,7 +18,7 @@ import yaml
 import hf_ctxmodels
 from hf_ctxmodels.comparison.measures import DataFile, Evaluation, Measure, MeasuredCheckpoint, Values
 from hf_ctxmodels.comparison.plan import Plan, Run, Variant, digest
-from hf_ctxmodels.comparison.processes import TimeIsUpError, package_command, run_command
+from hf_ctxmodels.comparison.processes import TimeIsUpError, failure_line, package_command, run_command
 from hf_ctxmodels.comparison.sizing import RunSize, checkpoint_steps, measure_size
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
@@ -134,7 +134,7 @@ class Comparison:
                         if self._finish(run, f"[{number}/{total}] {run.name}"):
                             on_finished_run()
                     except CtxError as error:
-                        print_status(f"{run.name} failed: {error.message.splitlines()[0]}")
+                        print_status(f"{run.name} failed: {failure_line(error)}")
                         errors.append(error)
             pending = waiting
             if pending:

@@ -7,7 +7,7 @@ import pytest
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.comparison import processes
-from hf_ctxmodels.comparison.processes import TimeIsUpError, package_command, run_command
+from hf_ctxmodels.comparison.processes import TimeIsUpError, failure_line, package_command, run_command
 
 
 def test_command_cost(tmp_path):
@@ -28,6 +28,13 @@ def test_failed_command_raises(tmp_path):
     with pytest.raises(CtxError, match=r"exit code 3:\nlast words") as error:
         run_command([sys.executable, "-c", "print('last words'); exit(3)"], tmp_path / "log")
     assert error.value.location == str(tmp_path / "log")
+
+
+def test_failure_line_has_the_error_of_the_log(tmp_path):
+    for output, line in (("CtxError: No text.\n  Fix: add text.", " CtxError: No text."), ("last words", "")):
+        with pytest.raises(CtxError) as error:
+            run_command([sys.executable, "-c", f"print({output!r}); exit(2)"], tmp_path / "log")
+        assert failure_line(error.value) == f"The command failed with exit code 2:{line}"
 
 
 def test_command_is_stopped_at_deadline(tmp_path):
