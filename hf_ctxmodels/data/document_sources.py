@@ -22,10 +22,9 @@ from hf_ctxmodels.data.documents import (
     LabeledPair,
     Reader,
     TextWithCode,
-    TextWithUnits,
     group_by_size,
     group_chunks,
-    split_sentences,
+    split_document,
 )
 from hf_ctxmodels.data.files import (
     DataFile,
@@ -177,16 +176,14 @@ def load_documents(
     chunks: list[Chunk] = []
     columns = TextColumns(text_column, units_column, control_column)
     absent = [NONE] * len(datasets)
-    options = zip(translations or absent, language_tags or absent, control_codes or absent, strict=True)
-    for dataset, (translation, tag, code) in zip(datasets, options, strict=True):
+    options = translations or absent, language_tags or absent, control_codes or absent
+    for dataset, translation, tag, code in zip(datasets, *options, strict=True):
         tag = "" if tag == NONE else f"{tag} "
         readers: list[SizedReader]
         if translation != NONE:
             text, translated = files = [require_file(path) for path in (dataset, translation)]
             name = " with ".join(file_name(file.path) for file in files)
-            sizes = [file.size for file in files]
-            num_bytes = None if None in sizes else sum(size or 0 for size in sizes)
-            readers = [(partial(read_translated, text.path, translated.path, tag), num_bytes)]
+            readers = [(partial(read_translated, text.path, translated.path, tag), _total_size(files))]
         elif news_articles:
             name, files = _match_documents(dataset, (".jsonl",), f"write one article per line: {EXAMPLE_ARTICLE}")
             readers = _group_files(files, read_articles)
@@ -317,23 +314,28 @@ def _document_readers(
     return _group_files(files, read_range, has_ranges=separator != "file")
 
 
+def _total_size(files: Iterable[DataFile]) -> int | None:
+    """Size in bytes; None if the size of a file is unknown."""
+    sizes = [file.size for file in files]
+    return None if None in sizes else sum(size or 0 for size in sizes)
+
+
 def _group_files(
     files: Sequence[DataFile], read_range: Callable[[FileRange], Iterator[list[str]]], has_ranges: bool = True
 ) -> list[SizedReader]:
     """Readers of consecutive files of up to `PART_BYTES` together, and of ranges of larger files."""
     readers: list[SizedReader] = []
     for group in group_by_size(files, lambda file: file.size):
-        file, size = group[0], sum(file.size or 0 for file in group)
+        file, size = group[0], _total_size(group)
         is_divisible = file.has_ranges and not compression_suffix(file.path)
         is_divisible &= has_ranges or document_suffix(file.path) != ".txt"
-        if size > PART_BYTES and is_divisible:  # then it is the only file of the group
+        if is_divisible and (size or 0) > PART_BYTES:  # then it is the only file of the group
             readers += [
                 (partial(_read_ranges, read_range, (selection,)), length) for selection, length in _ranges(file)
             ]
         else:
-            is_known = all(file.size is not None for file in group)
             selections = tuple(FileRange(file.path) for file in group)
-            readers.append((partial(_read_ranges, read_range, selections), size if is_known else None))
+            readers.append((partial(_read_ranges, read_range, selections), size))
     return readers
 
 
@@ -388,9 +390,9 @@ def _directory_files(directory: str, split: str, config_name: str | None) -> lis
             hint="omit --dataset_config, and use one of these splits.",
         )
     if len(suffixes[split]) > 1:
-        other_files = sorted({file_name(file) for file in files[split] if document_suffix(file) != ".txt"})
-        main_suffix = ".txt" if ".txt" in suffixes[split] else document_suffix(other_files[0])
-        other_files = [name for name in other_files if document_suffix(name) != main_suffix]
+        file_names = sorted({file_name(file) for file in files[split]})
+        main_suffix = ".txt" if ".txt" in suffixes[split] else document_suffix(file_names[0])
+        other_files = [name for name in file_names if document_suffix(name) != main_suffix]
         raise CtxError(
             f"The directory has {main_suffix} files and other data: {', '.join(other_files[:3])}.",
             location=location,
@@ -434,13 +436,8 @@ def _tagged(reader: Reader, tag: str) -> Iterator[list[str]]:
     for paragraphs in reader():
         if isinstance(paragraphs, LabeledPair):
             yield LabeledPair([f"{tag}{text}" for text in paragraphs], paragraphs.label)
-            continue
-        sentences = [f"{tag}{sentence}" for paragraph in paragraphs for sentence in split_sentences(paragraph)]
-        if isinstance(paragraphs, TextWithUnits):
-            sentences = TextWithUnits(sentences, paragraphs.units)
-        elif isinstance(paragraphs, TextWithCode):
-            sentences = TextWithCode(sentences, paragraphs.code)
-        yield sentences
+        else:
+            yield split_document(paragraphs, prefix=tag)
 
 
 def _coded(reader: Reader, code: str) -> Iterator[list[str]]:

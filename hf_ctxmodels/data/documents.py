@@ -177,13 +177,8 @@ class Documents:
         document has no text (unless `skip_empty`)."""
         is_empty = True
         for number, paragraphs in self._selected_paragraphs():
-            sentences = paragraphs
-            if not isinstance(paragraphs, TranslatedText | LabeledPair | NewsArticle):
-                sentences = [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
-            if isinstance(paragraphs, TextWithUnits):
-                sentences = TextWithUnits(sentences, paragraphs.units)
-            elif isinstance(paragraphs, TextWithCode):
-                sentences = TextWithCode(sentences, paragraphs.code)
+            is_running_text = not isinstance(paragraphs, TranslatedText | LabeledPair | NewsArticle)
+            sentences = split_document(paragraphs) if is_running_text else paragraphs
             if sentences:
                 is_empty = False
                 yield sentences
@@ -365,6 +360,16 @@ _END = re.compile(
 )
 _LAST_WORD = re.compile(r"([^\W\d_][\w.]*)\.$")
 _LONGEST_WORD = 32
+
+
+def split_document(paragraphs: list[str], prefix: str = "") -> list[str]:
+    """The sentences of a document, each after a prefix, with the units or the control code of the document."""
+    sentences = [f"{prefix}{sentence}" for paragraph in paragraphs for sentence in split_sentences(paragraph)]
+    if isinstance(paragraphs, TextWithUnits):
+        return TextWithUnits(sentences, paragraphs.units)
+    if isinstance(paragraphs, TextWithCode):
+        return TextWithCode(sentences, paragraphs.code)
+    return sentences
 
 
 def split_sentences(paragraph: str) -> list[str]:
