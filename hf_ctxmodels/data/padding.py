@@ -28,6 +28,12 @@ def required_token(tokenizer: PreTrainedTokenizerBase, name: str, use: str) -> i
     return int(token_id)
 
 
+def batches_by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """The indices of sequences in batches of similar lengths, the shortest first."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
 @dataclass
 class PaddingCollator(ABC):
     """Base class of all collators; an instance is a `data_collator` of `transformers.Trainer`.

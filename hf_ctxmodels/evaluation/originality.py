@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
+from hf_ctxmodels.data.padding import batches_by_length
 
 
 def detects_replaced_tokens(model: PreTrainedModel) -> bool:
@@ -31,11 +32,9 @@ def score_originality(
             f"{type(model).__name__} does not detect replaced tokens.", hint="use a checkpoint of the objective `rtd`."
         )
     encoded = [tokenizer(text, return_special_tokens_mask=True, verbose=False) for text in texts]
-    order = sorted(range(len(texts)), key=lambda index: len(encoded[index]["input_ids"]))
     scores = [0.0] * len(texts)
     with evaluation_mode(model):
-        for first in range(0, len(order), batch_size):
-            indices = order[first : first + batch_size]
+        for indices in batches_by_length([len(encoding["input_ids"]) for encoding in encoded], batch_size):
             names = [*tokenizer.model_input_names, "special_tokens_mask"]
             features = [{name: encoded[index][name] for name in names if name in encoded[index]} for index in indices]
             padded: Any = tokenizer.pad(features, return_tensors="pt")

@@ -24,7 +24,7 @@ from hf_ctxmodels.core.generation import (
 )
 from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
-from hf_ctxmodels.data.padding import RowPadder
+from hf_ctxmodels.data.padding import RowPadder, batches_by_length
 from hf_ctxmodels.layers.cpu.linear import prepacked_weights
 
 
@@ -105,12 +105,11 @@ def generate_texts(
     settings = {"do_sample": False, "max_new_tokens": max_new_tokens, **options}
     if not model.config.is_encoder_decoder and model.generation_config.pad_token_id is None:
         settings.setdefault("pad_token_id", padding_id(tokenizer))
-    order = sorted(range(len(texts)), key=lambda index: len(sequences[index]))
+    batches = batches_by_length([*map(len, sequences)], batch_size)
     generated: dict[int, str] = {}
     with evaluation_mode(model), prepacked_weights(getattr(model, "prepacked_bytes", 0)):
-        for first in progress_bar(range(0, len(order), batch_size), "generating", unit="batches", enabled=progress):
-            indices = order[first : first + batch_size]
-            batch = _make_batch(model, tokenizer, [sequences[index] for index in indices], language_ids)
+        for indices in progress_bar(batches, "generating", unit="batches", enabled=progress):
+            batch = make_generation_batch(model, tokenizer, [sequences[index] for index in indices], language_ids)
             output_ids = model.generate(**batch, **settings)
             if not model.config.is_encoder_decoder:
                 output_ids = output_ids[:, batch["input_ids"].shape[1] :]
@@ -164,7 +163,7 @@ def _check_lengths(
             )
 
 
-def _make_batch(
+def make_generation_batch(
     model: Any, tokenizer: Any, sequences: list[list[int]], language_ids: dict[str, int]
 ) -> dict[str, torch.Tensor]:
     """Padded inputs of `generate`; prompts are padded on the left, so that the continuation follows them."""

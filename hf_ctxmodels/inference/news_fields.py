@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -11,11 +10,11 @@ from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.constants import IGNORE_INDEX, NEWS_FIELDS
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
-from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.data.news_files import format_field
-from hf_ctxmodels.data.padding import RowPadder
+from hf_ctxmodels.data.padding import batches_by_length
 from hf_ctxmodels.evaluation.perplexity import sum_next_token_loss
+from hf_ctxmodels.inference.generation import make_generation_batch
 
 
 def generate_field(
@@ -98,17 +97,15 @@ def generate_fields(
     }
     if options.get("do_sample", True):
         settings |= {"top_p": top_p, "top_k": 0}
-    order = sorted(range(len(contexts)), key=lambda index: len(contexts[index]))
     generated: dict[int, str] = {}
+    batches = batches_by_length([*map(len, contexts)], batch_size)
     with evaluation_mode(model):
-        for first in progress_bar(range(0, len(order), batch_size), "generating", unit="batches", enabled=progress):
-            indices = order[first : first + batch_size]
-            padder = RowPadder([len(contexts[index]) for index in indices], "left")
-            input_ids = padder.pad([np.asarray(contexts[index]) for index in indices], tokenizer.pad_token_id)
-            batch = CollatedBatch({"input_ids": input_ids, "attention_mask": padder.attention_mask()})
-            max_tokens = limit - input_ids.shape[1]
+        for indices in progress_bar(batches, "generating", unit="batches", enabled=progress):
+            batch = make_generation_batch(model, tokenizer, [contexts[index] for index in indices], language_ids={})
+            context_length = batch["input_ids"].shape[1]
+            max_tokens = limit - context_length
             settings["max_new_tokens"] = max_tokens if max_new_tokens is None else min(max_tokens, max_new_tokens)
-            sequences = model.generate(**batch.to(model.device), **settings | options)[:, input_ids.shape[1] :]
+            sequences = model.generate(**batch, **settings | options)[:, context_length:]
             texts = (tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in sequences.tolist())
             generated |= dict(zip(indices, texts, strict=True))
     return [generated[index] for index in range(len(contexts))]

@@ -13,6 +13,7 @@ from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.generation import max_input_length
 from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
+from hf_ctxmodels.data.padding import batches_by_length
 from hf_ctxmodels.downstream.finetuning.task_evaluation import feature_outputs
 from hf_ctxmodels.downstream.tasks import QuestionAnswering, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Encoded, Logits, Task
@@ -31,17 +32,14 @@ def run_head(
     features of similar lengths; `progress` shows a progress bar."""
     check_range({"batch_size": batch_size}, at_least=1)
     features, collate = encoded.features, task.collator(tokenizer)
-    order = sorted(range(len(features)), key=lambda index: _num_items(features[index]["input_ids"]))
+    batches = batches_by_length([_num_items(feature["input_ids"]) for feature in features], batch_size)
     outputs: dict[int, Logits] = {}
-    starts = range(0, len(order), batch_size)
     with evaluation_mode(model):
-        for start in progress_bar(starts, "predicting", unit="batches", enabled=progress):
-            indices = order[start : start + batch_size]
+        for indices in progress_bar(batches, "predicting", unit="batches", enabled=progress):
             batch = collate([features[index] for index in indices])
             inputs = {name: tensor for name, tensor in batch.items() if name not in task.targets}
-            outputs.update(
-                zip(indices, feature_outputs(task, model(**CollatedBatch(inputs).to(model.device)), batch), strict=True)
-            )
+            logits = feature_outputs(task, model(**CollatedBatch(inputs).to(model.device)), batch)
+            outputs |= dict(zip(indices, logits, strict=True))
     return [outputs[index] for index in range(len(features))]
 
 
