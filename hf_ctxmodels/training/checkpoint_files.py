@@ -55,17 +55,18 @@ def locked_output_dir(
     output_dir = Path(arguments.output_dir)
     # the operating system releases the lock when the process ends; file systems without locks are not locked
     lock = FileLock(output_dir / LOCK_FILE, blocking=False, fallback_to_soft=False)
-    result: list[Any] = [None, None]
+    checkpoint: Path | None = None
+    error: tuple[str, Any, Any] | None = None
     try:
         if accelerator.is_main_process:
             try:
                 _lock(lock, output_dir)
                 _prepare_output_dir(output_dir, arguments, tokenizer_source, model_source)
-                result[0] = latest_checkpoint(output_dir) if arguments.resume else None
+                checkpoint = latest_checkpoint(output_dir) if arguments.resume else None
             except CtxError as failure:
-                result[1] = failure.message, failure.location, failure.hint
-        broadcast_object_list(result)  # the other processes would wait for the main process forever
-        checkpoint, error = result
+                error = failure.message, failure.location, failure.hint
+        # also an error: the other processes would wait for the main process forever
+        checkpoint, error = broadcast_object_list([checkpoint, error])
         if error is not None:
             message, location, hint = error
             raise CtxError(message, location=location, hint=hint)

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.sharded_checkpoints import MOMENT_SEPARATOR
 
-_FROZEN_VALUES = "_values_before_conversion"
+_UNCONVERTED_VALUES = "_unconverted_values"
 _LOSS_SCALE_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
@@ -40,7 +40,7 @@ def is_optimized_by_deepspeed(parameter: Tensor) -> bool:
 def full_weight(parameter: Tensor) -> Tensor:
     """A parameter's values, in the data type that it had before a DeepSpeed engine converted it; a collective call."""
     if not is_optimized_by_deepspeed(parameter):
-        return getattr(parameter, _FROZEN_VALUES, parameter.detach())
+        return getattr(parameter, _UNCONVERTED_VALUES, parameter.detach())
     from deepspeed.utils import safe_get_full_fp32_param
 
     return safe_get_full_fp32_param(parameter)
@@ -60,13 +60,13 @@ class EngineState:
     def __init__(self, engine: Any, weights: Mapping[str, Tensor]) -> None:
         from deepspeed.utils import safe_set_full_fp32_param
 
-        self._model, self._zero = engine.module, engine.optimizer
+        self._model, self._zero_optimizer = engine.module, engine.optimizer
         self._mesh = init_device_mesh(engine.device.type, (torch.distributed.get_world_size(),))
         for name, parameter in self._model.named_parameters():
             if is_optimized_by_deepspeed(parameter):
                 safe_set_full_fp32_param(parameter, weights[name].to(parameter.device))
             elif parameter.dtype != weights[name].dtype:
-                setattr(parameter, _FROZEN_VALUES, weights[name])
+                setattr(parameter, _UNCONVERTED_VALUES, weights[name])
 
     def sharded_parameters(self) -> dict[str, Tensor]:
         """The parameters in the model's data type, sharded."""
@@ -82,52 +82,53 @@ class EngineState:
         from deepspeed.utils import safe_get_full_optimizer_state
 
         self._link_moments()
-        optimizer = self._zero.optimizer
+        optimizer = self._zero_optimizer.optimizer
         flat_moments = optimizer.state[optimizer.param_groups[0]["params"][0]]
         moments = {}
         for name, parameter in self._model.named_parameters():
             if is_optimized_by_deepspeed(parameter):
                 for key, value in flat_moments.items():
-                    full = safe_get_full_optimizer_state(parameter, key) if value.ndim else value.clone()
-                    moments[f"{name}{MOMENT_SEPARATOR}{key}"] = self._shard(full)
+                    moment = safe_get_full_optimizer_state(parameter, key) if value.ndim else value.clone()
+                    moments[f"{name}{MOMENT_SEPARATOR}{key}"] = self._shard(moment)
         return moments
 
-    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
-        """Restore `sharded_moments`."""
+    def load_moments(self, moments: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Restore `sharded_moments`, as parameter name -> moment -> tensor."""
         from deepspeed.utils import safe_set_full_optimizer_state
 
-        self._make_moments({name.partition(MOMENT_SEPARATOR)[2]: moment for name, moment in moments.items()})
+        self._make_moments({key: moment for state in moments.values() for key, moment in state.items()})
         parameters = dict(self._model.named_parameters())
-        for full_name, moment in moments.items():
-            name, _, key = full_name.partition(MOMENT_SEPARATOR)
-            if isinstance(moment, DTensor) and is_optimized_by_deepspeed(parameters[name]):
-                safe_set_full_optimizer_state(parameters[name], moment.full_tensor(), key)
+        for name, state in moments.items():
+            for key, moment in state.items():
+                if isinstance(moment, DTensor) and is_optimized_by_deepspeed(parameters[name]):
+                    safe_set_full_optimizer_state(parameters[name], moment.full_tensor(), key)
 
     def loss_scale(self) -> dict[str, float]:
         """The state of the dynamic loss scale for float16."""
-        scaler = self._zero.loss_scaler
+        scaler = self._zero_optimizer.loss_scaler
         return {name: getattr(scaler, name) for name in _LOSS_SCALE_FIELDS if hasattr(scaler, name)}
 
     def load_loss_scale(self, state: Mapping[str, float]) -> None:
         """Restore `loss_scale`."""
         for name, value in state.items():
-            setattr(self._zero.loss_scaler, name, value)
+            setattr(self._zero_optimizer.loss_scaler, name, value)
 
-    def _make_moments(self, examples: Mapping[str, Tensor]) -> None:
-        """Set the optimizer's state, which its first step makes, to zeros and to the scalars of `examples`."""
-        optimizer = self._zero.optimizer
-        flats = [flat for group in optimizer.param_groups for flat in group["params"]]
+    def _make_moments(self, moments: Mapping[str, Tensor]) -> None:
+        """Set the optimizer's state, which its first step makes, to zeros, and to the scalars among the `moments` of a
+        parameter, which are equal for all parameters."""
+        optimizer = self._zero_optimizer.optimizer
+        flat_parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         state = {
-            index: {key: torch.zeros_like(flat) if moment.ndim else moment.clone() for key, moment in examples.items()}
-            for index, flat in enumerate(flats)
+            index: {key: torch.zeros_like(flat) if moment.ndim else moment.clone() for key, moment in moments.items()}
+            for index, flat in enumerate(flat_parameters)
         }
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         self._link_moments()
 
     def _link_moments(self) -> None:
         """Let `deepspeed.utils` find the optimizer's state; DeepSpeed does so once, before all groups have theirs."""
-        self._zero._hp_optimizer_states_linked = False
-        self._zero._lazy_init_hp_params_optimizer_state()
+        self._zero_optimizer._hp_optimizer_states_linked = False
+        self._zero_optimizer._lazy_init_hp_params_optimizer_state()
 
     def _shard(self, tensor: Tensor) -> Tensor:
         if not tensor.ndim:

@@ -75,23 +75,23 @@ def _is_visible(file: Path) -> bool:
 def check_shared_directory(accelerator: Accelerator, directory: Path) -> None:
     """Raise CtxError on all processes if one does not see a file that the main process writes to its directory; a
     collective call, which creates the directory."""
-    token = [f".shared-{uuid.uuid4().hex}"]
+    token = f".shared-{uuid.uuid4().hex}"
     error: CtxError | None = None
     if accelerator.is_main_process:
         try:
             with wrap_write_errors(directory):
                 directory.mkdir(parents=True, exist_ok=True)
-                (directory / token[0]).touch()
+                (directory / token).touch()
         except CtxError as failure:  # raised after the collective operations, which the other processes wait in
             error = failure
-    broadcast_object_list(token)
+    file = directory / broadcast_object_list([token])[0]
     deadline = time.monotonic() + _MAX_DELAY
-    while not (is_visible := _is_visible(directory / token[0])) and time.monotonic() < deadline:
+    while not (is_visible := _is_visible(file)) and time.monotonic() < deadline:
         time.sleep(0.05)
     process = f"process {accelerator.process_index} on {platform.node()} ({directory.absolute()})"
     processes = [name for name in gather_object([None if is_visible else process]) if name is not None]
     if accelerator.is_main_process:
-        (directory / token[0]).unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
     if error is not None:
         raise error
     if processes:

@@ -292,14 +292,14 @@ class TrainingLoop:
             test = learning_rate_range_test(training_step, batches, micro_batches, lambda: self._call("on_step_begin"))
         finally:
             batches.close()
-        chosen = [test.suggestion]
         if accelerator.is_main_process:
             test.save(arguments.output_dir)
             file = Path(arguments.output_dir) / RANGE_TEST_FILE
-            print_status(f"learning rate {chosen[0]:g}: the loss fell fastest there in the range test, see {file}")
-        broadcast_object_list(chosen)
+            line = f"learning rate {test.suggestion:g}: the loss fell fastest there in the range test, see {file}"
+            print_status(line)
+        (learning_rate,) = broadcast_object_list([test.suggestion])
         for group in optimizer.param_groups:
-            group["lr"] *= chosen[0]
+            group["lr"] *= learning_rate
 
     def _tokens_per_example(self) -> float:
         """Mean number of tokens of some examples."""

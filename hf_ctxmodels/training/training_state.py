@@ -138,7 +138,7 @@ class TrainingState:
         self._fixed_micro_batches = fixed_micro_batches
         self._random_file = f"random_state_{accelerator.process_index}.json"
         self.model_class = ""
-        self._weights: dict[str, Tensor] = {}
+        self._unconverted_weights: dict[str, Tensor] = {}
         self._shard_group: torch.distributed.ProcessGroup | None = None
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None  # the checkpoint that is being completed
@@ -177,7 +177,8 @@ class TrainingState:
     def keep_weights(self, model: nn.Module) -> None:
         """Keep the weights until `attach`, under DeepSpeed, which may convert them to another data type."""
         if self._accelerator.distributed_type == DistributedType.DEEPSPEED:
-            self._weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+            parameters = model.named_parameters()
+            self._unconverted_weights = {name: parameter.detach().clone() for name, parameter in parameters}
 
     def attach(
         self,
@@ -197,7 +198,8 @@ class TrainingState:
         distributed_type = self._accelerator.distributed_type
         self._engine_state: EngineState | None = None
         if distributed_type == DistributedType.DEEPSPEED:
-            self._engine_state, self._weights = EngineState(model, self._weights), {}
+            self._engine_state = EngineState(model, self._unconverted_weights)
+            self._unconverted_weights = {}
         is_sharded_run = distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
         # other models save the weights of a part, or write files of adapters with the gathered weights
         has_hooks = hasattr(unwrapped, "load_saved_weights") or bool(getattr(unwrapped.base_model, "save_hooks", ()))
@@ -211,8 +213,7 @@ class TrainingState:
         self.step, self.tokens, self.metrics = state["step"], state["tokens"], state["metrics"]
         self._step_metrics.load_state_dict(state["records"])
         if self._engine_state is not None:
-            parameters = self._engine_state.sharded_parameters()
-            self._engine_state.load_moments(_read_moments(checkpoint, parameters))
+            self._engine_state.load_moments(_read_moments(checkpoint, self._engine_state.sharded_parameters()))
             self._engine_state.load_loss_scale(state.get("loss_scale") or {})
         else:
             _load_optimizer(self._unwrapped_model, self._optimizer, checkpoint)
@@ -249,23 +250,18 @@ class TrainingState:
         self.finish_saving()
         temporary, is_main_process = checkpoint_files.temporary_path(self.path), self._accelerator.is_main_process
         # one process looks for files: a network file system may show others an earlier state
-        exists = [is_main_process and self.path.exists()]
-        if is_main_process and not exists[0]:
+        exists = is_main_process and self.path.exists()
+        if is_main_process and not exists:
             with self._clean_up_failed_write(temporary):
                 temporary.mkdir()
-        broadcast_object_list(exists)
-        if exists[0]:
+        (exists,) = broadcast_object_list([exists])
+        if exists:
             yield None
             return
         with self._clean_up_failed_write(temporary):
             self._save_model(temporary, only_configuration=self._shard_group is not None)
-            shards = None
-            if self._shard_group is not None:
-                weights = saved_weights(self._unwrapped_model)  # first: it shards what an evaluation has gathered
-                if self._engine_state is not None:
-                    weights = self._engine_state.sharded_weights(weights)
-                shards = copy_to_cpu(weights | self._moments())
-            else:
+            shards = None if self._shard_group is None else self._copy_shards()
+            if shards is None:
                 tensors = {name: _gather(moment) for name, moment in self._moments().items()}
                 if is_main_process:
                     write_tensors(temporary / _OPTIMIZER_FILE, tensors)
@@ -274,22 +270,33 @@ class TrainingState:
                 self._recurrent_states.save(temporary, self._accelerator.process_index)
             yield temporary
             if is_main_process:
-                scaler, averaging, engine = self._accelerator.scaler, self._averaging, self._engine_state
-                state = {
-                    "step": self.step,
-                    "tokens": self.tokens,
-                    "metrics": self.metrics,
-                    "identity": self._identity,
-                    "records": self._step_metrics.state_dict(),
-                    "scheduler": self._scheduler.state_dict(),
-                    "averaging": averaging.state_dict() if averaging is not None else None,
-                    "scaler": scaler.state_dict() if scaler is not None else None,
-                    "loss_scale": engine.loss_scale() if engine is not None else None,
-                }
-                (temporary / _STATE_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+                text = json.dumps(self._json_state(), indent=2) + "\n"
+                (temporary / _STATE_FILE).write_text(text, encoding="utf-8")
             self._accelerator.wait_for_everyone()
         if is_main_process or shards is not None:
             self._pending = self._executor.submit(self._complete, temporary, self.path, shards)
+
+    def _json_state(self) -> dict[str, Any]:
+        """What a checkpoint contains in addition to tensors and random states, as JSON values."""
+        scaler, averaging, engine = self._accelerator.scaler, self._averaging, self._engine_state
+        return {
+            "step": self.step,
+            "tokens": self.tokens,
+            "metrics": self.metrics,
+            "identity": self._identity,
+            "records": self._step_metrics.state_dict(),
+            "scheduler": self._scheduler.state_dict(),
+            "averaging": averaging.state_dict() if averaging is not None else None,
+            "scaler": scaler.state_dict() if scaler is not None else None,
+            "loss_scale": engine.loss_scale() if engine is not None else None,
+        }
+
+    def _copy_shards(self) -> dict[str, Any]:
+        """A copy of this process's shards of the weights and of the optimizer's state."""
+        weights = saved_weights(self._unwrapped_model)  # first: it shards what an evaluation has gathered
+        if self._engine_state is not None:
+            weights = self._engine_state.sharded_weights(weights)
+        return copy_to_cpu(weights | self._moments())
 
     def _moments(self) -> dict[str, Tensor]:
         """The optimizer's state by `<parameter name>|<moment>`, sharded like the parameters."""
@@ -341,10 +348,9 @@ class TrainingState:
             shutil.rmtree(temporary, ignore_errors=True)
             with self._clean_up_failed_write(temporary):
                 temporary.mkdir()
-        sharded = [is_sharded(self.path)]
-        broadcast_object_list(sharded)
+        (has_shards,) = broadcast_object_list([is_sharded(self.path)])
         with self._clean_up_failed_write(temporary):
-            if not sharded[0]:
+            if not has_shards:
                 self._save_model(temporary)
             elif self._accelerator.is_main_process:
                 merge_checkpoint(self.path, temporary)
@@ -405,30 +411,30 @@ def _gather(value: Tensor) -> Tensor:
 def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
     """Restore the optimizer's state from a sharded or unsharded checkpoint."""
     parameters = dict(model.named_parameters())
-    moments_by_name: dict[str, dict[str, Tensor]] = {}
-    for full_name, tensor in _read_moments(checkpoint, parameters).items():
-        name, _, key = full_name.partition(MOMENT_SEPARATOR)
-        moments_by_name.setdefault(name, {})[key] = tensor
+    moments = _read_moments(checkpoint, parameters)
     names = {parameter: name for name, parameter in parameters.items()}
     optimized = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
-    state = {index: moments_by_name[name] for index, name in enumerate(optimized) if name in moments_by_name}
+    state = {index: moments[name] for index, name in enumerate(optimized) if name in moments}
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _read_moments(checkpoint: Path, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The optimizer's state by `<parameter name>|<moment>`, sharded like the parameters."""
-    if not is_sharded(checkpoint):
-        return {
-            full_name: _shard_moment(value, parameters[full_name.partition(MOMENT_SEPARATOR)[0]])
-            for full_name, value in safetensors.torch.load_file(checkpoint / _OPTIMIZER_FILE).items()
-        }
+def _read_moments(checkpoint: Path, parameters: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The optimizer's state, parameter name -> moment -> tensor, sharded like the parameters."""
     tensors = {}
-    for full_name, stored in stored_tensors(checkpoint).items():
-        name, separator, _ = full_name.partition(MOMENT_SEPARATOR)
-        if separator:
-            tensors[full_name] = _empty_moment(parameters[name], stored.size, stored.properties.dtype)
-    read_shards(checkpoint, tensors)
-    return tensors
+    if is_sharded(checkpoint):
+        for full_name, stored in stored_tensors(checkpoint).items():
+            name, separator, _ = full_name.partition(MOMENT_SEPARATOR)
+            if separator:
+                tensors[full_name] = _empty_moment(parameters[name], stored.size, stored.properties.dtype)
+        read_shards(checkpoint, tensors)
+    else:
+        for full_name, value in safetensors.torch.load_file(checkpoint / _OPTIMIZER_FILE).items():
+            tensors[full_name] = _shard_moment(value, parameters[full_name.partition(MOMENT_SEPARATOR)[0]])
+    moments: dict[str, dict[str, Tensor]] = {}
+    for full_name, tensor in tensors.items():
+        name, _, key = full_name.partition(MOMENT_SEPARATOR)
+        moments.setdefault(name, {})[key] = tensor
+    return moments
 
 
 def _empty_moment(parameter: Tensor, size: torch.Size, dtype: torch.dtype) -> Tensor:
