@@ -13,7 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
@@ -138,32 +138,27 @@ def _conllu_lines(file: str | Path) -> Iterator[_Line]:
 
 
 def _documents(lines: Iterable[_Line]) -> Iterator[CoreferenceDocument]:
-    """Documents of lines; a file that names none is one document."""
-    name, first, num_words = "document", "", 0
+    """Documents of lines, without those that have no word; a file that names none is one document."""
+    number = 0
+
+    def document_number(line: _Line) -> int:
+        nonlocal number
+        number += line.document is not None
+        return number
+
+    documents = (_document(document_lines) for _, document_lines in groupby(lines, document_number))
+    return (document for document in documents if document.sentences)
+
+
+def _document(lines: Iterable[_Line]) -> CoreferenceDocument:
+    name, first_location, num_words = "document", "", 0
     sentences: list[list[str]] = [[]]
     mentions: dict[str, list[Span]] = defaultdict(list)
     starts: dict[str, list[tuple[int, str]]] = defaultdict(list)  # of mentions that have not ended
-
-    def document() -> Iterator[CoreferenceDocument]:
-        for entity, opened in starts.items():
-            if opened:
-                raise _bracket_error(f"({entity}", opened[-1][1], "does not end")
-        if num_words:
-            entities: dict[Span, str] = {}  # of two entities with the same span, the first has it
-            for entity, spans in mentions.items():
-                for span in spans:
-                    entities.setdefault(span, entity)
-            clusters: dict[str, list[Span]] = defaultdict(list)
-            for span, entity in sorted(entities.items()):
-                clusters[entity].append(span)
-            yield CoreferenceDocument(name, [*filter(None, sentences)], sorted(clusters.values()), first)
-
     for line in lines:
-        first = first or line.location
+        first_location = first_location or line.location
         if line.document is not None:
-            yield from document()
-            name, sentences, first, num_words = line.document, [[]], line.location, 0
-            mentions, starts = defaultdict(list), defaultdict(list)
+            name = line.document
         elif line.word is None:
             sentences.append([])
         else:
@@ -176,7 +171,15 @@ def _documents(lines: Iterable[_Line]) -> Iterator[CoreferenceDocument]:
                         raise _bracket_error(f"{entity})", line.location, "does not begin")
                     mentions[entity].append((starts[entity].pop()[0], num_words + 1))
             num_words += 1
-    yield from document()
+    for entity, opened in starts.items():
+        if opened:
+            raise _bracket_error(f"({entity}", opened[-1][1], "does not end")
+    # of two entities with the same span, the first has it
+    entities = {span: entity for entity, spans in reversed(mentions.items()) for span in spans}
+    clusters: dict[str, list[Span]] = defaultdict(list)
+    for span, entity in sorted(entities.items()):
+        clusters[entity].append(span)
+    return CoreferenceDocument(name, [*filter(None, sentences)], sorted(clusters.values()), first_location)
 
 
 def _brackets(line: _Line) -> Iterator[tuple[str, bool, bool]]:
