@@ -68,38 +68,43 @@ def check_encoder_input(
             hint=f"truncate it (tokenizer(..., truncation=True, max_length={max_length})) or split it into windows.",
         )
     if inputs_embeds is not None:
-        dtype = None
-        if not torch.compiler.is_compiling():
-            dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
-        _check_embeddings(inputs_embeds, width, dtype)
+        _check_embeddings(inputs_embeds, width, model)
     accepts_4d_masks, mask_hint = getattr(model, "accepts_4d_masks", False), getattr(model, "mask_hint", None)
     padding_mask = _check_attention_mask(attention_mask, batch_size, length, accepts_4d_masks, mask_hint)
     masks = {"attention_mask": padding_mask, "sequence_ids": sequence_ids}
     check_aligned({**aligned, **masks, "output_mask": output_mask}, batch_size, length)
     check_padding_mask(padding_mask)
     if sequence_ids is not None and not is_traced(sequence_ids):
-        numbers = host_copy(sequence_ids)
-        if int(numbers.min()) < 0:
-            index = (numbers < 0).nonzero()[0].tolist()
-            raise CtxError(
-                f"sequence_ids{index} is {int(numbers[tuple(index)])}, expected 0 at padding, 1 or more at tokens."
-            )
+        ids = host_copy(sequence_ids)
+        if int(ids.min()) < 0:
+            problem = _describe_first("sequence_ids", ids, ids < 0)
+            raise CtxError(f"{problem}, expected 0 at padding, 1 or more at tokens.")
     if input_ids is not None:
         limit_name = getattr(model, "id_limit_field", "vocab_size")
         check_ids("input_ids", input_ids, getattr(model.config, limit_name), limit_name)
     for name, mask in masks.items():
-        if mask is None:
-            continue
-        if output_mask is not None and not is_traced(output_mask):
-            misplaced = host_copy(output_mask) & (host_copy(mask) == 0)
-            if bool(misplaced.any()):
-                raise CtxError(
-                    f"{int(misplaced.sum())} of the labels other than -100 are at padding positions ({name} is 0), the "
-                    f"first at {misplaced.nonzero()[0].tolist()}; labels and {name} do not match."
-                )
-        if input_ids is None:
-            inputs = inputs.masked_fill((mask == 0)[..., None], 0)
+        if mask is not None:
+            _check_labels_at_tokens(output_mask, mask, name)
+            if input_ids is None:
+                inputs = inputs.masked_fill((mask == 0)[..., None], 0)
     return inputs
+
+
+def _check_labels_at_tokens(output_mask: Tensor | None, mask: Tensor, name: str) -> None:
+    if output_mask is None or is_traced(output_mask):
+        return
+    misplaced = host_copy(output_mask) & (host_copy(mask) == 0)
+    if bool(misplaced.any()):
+        raise CtxError(
+            f"{int(misplaced.sum())} of the labels other than -100 are at padding positions ({name} is 0), the first "
+            f"at {misplaced.nonzero()[0].tolist()}; labels and {name} do not match."
+        )
+
+
+def _describe_first(name: str, values: Tensor, is_invalid: Tensor) -> str:
+    """The first invalid value: "input_ids[0, 3] is 99"."""
+    index = is_invalid.nonzero()[0].tolist()
+    return f"{name}{index} is {values[tuple(index)].item()}"
 
 
 def check_tensors(**arguments: Any) -> None:
@@ -135,9 +140,8 @@ def check_padding_mask(mask: Tensor | None, name: str = "attention_mask") -> Non
     valid = (mask == 0) | (mask == 1)
     if bool(valid.all()):
         return
-    index = (~valid).nonzero()[0].tolist()
     raise CtxError(
-        f"{name}{index} is {mask[tuple(index)].item()}; it must be 1 (or True) at tokens and 0 (or False) at padding.",
+        f"{_describe_first(name, mask, ~valid)}; it must be 1 (or True) at tokens and 0 (or False) at padding.",
         hint="convert an additive mask, which is 0 at tokens and negative at padding, by mask == 0.",
     )
 
@@ -195,13 +199,14 @@ def _check_attention_mask(
     raise CtxError(message, hint=hint)
 
 
-def _check_embeddings(embeddings: Tensor, width: int | None, dtype: torch.dtype | None) -> None:
+def _check_embeddings(embeddings: Tensor, width: int | None, model: Any) -> None:
     if not embeddings.is_floating_point():
         raise CtxError(f"inputs_embeds is {embeddings.dtype}, expected floating-point vectors; ids are input_ids.")
     if width is not None and embeddings.shape[2] != width:
         raise CtxError(f"inputs_embeds is {tuple(embeddings.shape)}, expected width {width}.")
-    if dtype is None:
+    if torch.compiler.is_compiling():
         return
+    dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     is_autocast = autocast_dtype(embeddings.device.type) is not None
     if embeddings.dtype == dtype or (is_autocast and torch.float64 not in (embeddings.dtype, dtype)):
         return
@@ -241,9 +246,8 @@ def check_ids(name: str, ids: Tensor | None, limit: int, limit_name: str) -> Non
     low, high = torch.aminmax(ids)
     if int(low) >= 0 and int(high) < limit:
         return
-    index = ((ids < 0) | (ids >= limit)).nonzero()[0].tolist()
     raise CtxError(
-        f"{name}{index} is {int(ids[tuple(index)])}, outside [0, {limit_name}={limit}).",
+        f"{_describe_first(name, ids, (ids < 0) | (ids >= limit))}, outside [0, {limit_name}={limit}).",
         hint="use the model's own tokenizer; if tokens were added to it, call "
         "model.resize_token_embeddings(len(tokenizer)).",
     )
