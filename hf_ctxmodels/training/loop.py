@@ -179,23 +179,8 @@ class TrainingLoop:
         self.control = TrainerControl()
         self.batch_size = global_batch_size(self.arguments, accelerator)
         self.examples_per_epoch = len(self.examples) if isinstance(self.examples, Sized) else None
-        arguments = with_default_rates(self.arguments, model.config)
-        arguments = with_default_length(
-            arguments, model, self.examples_per_epoch, self.batch_size, self._tokens_per_example
-        )
-        if arguments.num_train_epochs is None:
-            self.total_steps = arguments.max_steps or 0
-        elif self.examples_per_epoch is None:
-            raise CtxError(
-                "A stream has no known number of epochs.",
-                location=f"--num_train_epochs {arguments.num_train_epochs}",
-                hint="pass --max_steps instead, or remove --streaming.",
-            )
-        else:
-            self.total_steps = max(round(arguments.num_train_epochs * self.examples_per_epoch / self.batch_size), 1)
-        if line := describe_defaults(self.arguments, arguments, model.config, self.total_steps):
-            print_status(line, accelerator.is_main_process)
-        self.arguments = arguments
+        self._set_default_arguments()
+        arguments = self.arguments
         if self.tokenizer is not None:
             record_tokenizer_digest(model.config, self.tokenizer)
             limit_tokenizer_length(self.tokenizer, model.config)
@@ -278,6 +263,25 @@ class TrainingLoop:
         self.stopwatch = Stopwatch()
         self.resumed_tokens = self.step_metrics.tokens  # of steps before the checkpoint, which are not timed
         self.timed_tokens = self.logged_seconds = 0.0
+
+    def _set_default_arguments(self) -> None:
+        """Set the arguments that are not given, and the number of steps."""
+        examples_per_epoch, batch_size, config = self.examples_per_epoch, self.batch_size, self.model.config
+        arguments = with_default_rates(self.arguments, config)
+        arguments = with_default_length(arguments, self.model, examples_per_epoch, batch_size, self._tokens_per_example)
+        if arguments.num_train_epochs is None:
+            self.total_steps = arguments.max_steps or 0
+        elif examples_per_epoch is None:
+            raise CtxError(
+                "A stream has no known number of epochs.",
+                location=f"--num_train_epochs {arguments.num_train_epochs}",
+                hint="pass --max_steps instead, or remove --streaming.",
+            )
+        else:
+            self.total_steps = max(round(arguments.num_train_epochs * examples_per_epoch / batch_size), 1)
+        if line := describe_defaults(self.arguments, arguments, config, self.total_steps):
+            print_status(line, self.accelerator.is_main_process)
+        self.arguments = arguments
 
     def _choose_learning_rate(self, optimizer: torch.optim.Optimizer) -> None:
         """Multiply the optimizer's rates by the main process's result of a range test, whose curve is saved; a resumed
