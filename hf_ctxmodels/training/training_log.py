@@ -96,15 +96,13 @@ class StepMetrics:
         checked = ["loss"] if self._accelerator.mixed_precision == "fp16" else ["loss", "grad_norm"]
         for (step, _, indices), row in zip(self._pending, table.tolist(), strict=True):
             values = dict(zip(names, row, strict=True))
-            for name in checked:
-                if math.isfinite(values[name]):
-                    continue
-                quantity, examples = "loss" if name == "loss" else "gradient norm", torch.cat(indices).tolist()
+            if non_finite := [name for name in checked if not math.isfinite(values[name])]:
+                name, examples = non_finite[0], torch.cat(indices).tolist()
                 shown = ", ".join(str(index) for index in examples[:_MAX_SHOWN_INDICES])
                 hidden = len(examples) - _MAX_SHOWN_INDICES
                 raise NonFiniteError(
-                    f"The {quantity} of step {step} is {values[name]}; training stopped, and the last good checkpoint "
-                    "is kept.",
+                    f"The {name.replace('grad_norm', 'gradient norm')} of step {step} is {values[name]}; training "
+                    "stopped, and the last good checkpoint is kept.",
                     location=f"step {step}, process {self._accelerator.process_index}, examples {shown}"
                     + (f" and {hidden} more" if hidden > 0 else ""),
                     hint="check these examples; if they are valid, restart with a lower --learning_rate, longer "
