@@ -307,14 +307,14 @@ class TrainingStep:
         unwrapped, optimizer = self.accelerator.unwrap_model(self.model), self.optimizer.optimizer
         self._targets = loss_targets(unwrapped) if self.loss_function is None else self.loss_function.targets
         is_inplace = isinstance(unwrapped, CtxPreTrainedModel) and unwrapped.supports_inplace_optimizer(optimizer)
-        self._is_inplace = is_inplace
-        if self._is_inplace and self.accelerator.num_processes > 1:
+        if is_inplace and self.accelerator.num_processes > 1:
             name = type(optimizer).__name__
             raise CtxError(
                 f"{name} updates {type(unwrapped).__name__} in place, which needs a single process.",
                 location=f"--optimizer {name.lower()} on {self.accelerator.num_processes} processes",
                 hint="start one process, which uses all threads, or use another --optimizer.",
             )
+        self._is_inplace = is_inplace
 
     def __call__(self, batches: Sequence[Batch]) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Train on the micro-batches of one step.
