@@ -269,9 +269,9 @@ def compare_with_transformers(device: torch.device, arguments: GpuArguments) -> 
 def attention(device: torch.device, arguments: GpuArguments) -> Iterator[Result]:
     """Packed attention by head width and data type: it runs, equals padded attention, and uses flash attention."""
     has_flash = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-    for width, heads_number in ((128, 2), (52, 2), (512, 2)):
+    for width, num_heads in ((128, 2), (52, 2), (512, 2)):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            sizes = {"hidden_size": width, "num_attention_heads": heads_number, "intermediate_size": 64}
+            sizes = {"hidden_size": width, "num_attention_heads": num_heads, "intermediate_size": 64}
             config = FAMILIES["bert"].config(vocab_size=100, num_hidden_layers=2, **sizes)
             torch.manual_seed(0)
             model = FAMILIES["bert"].models["AutoModel"](config).to(device, dtype).eval()
@@ -285,7 +285,7 @@ def attention(device: torch.device, arguments: GpuArguments) -> Iterator[Result]
                 if recorder is not None:
                     uses_flash = any("flash" in event.name.lower() for event in recorder.events())
             error = float((outputs[0] - outputs[1]).abs().max() / outputs[1].abs().max())
-            head_width = width // heads_number
+            head_width = width // num_heads
             is_flash = has_flash and dtype != torch.float32 and head_width % 8 == 0 and head_width <= 256
             expected = f"below 0.02{', flash attention' if is_flash else ''}"
             shown = f"difference of packed and padded {error:.1e}{', flash attention' if uses_flash else ''}"
@@ -297,11 +297,11 @@ def flex(device: torch.device, arguments: GpuArguments) -> Iterator[Result]:
     """FlexAttention, which reads T5's position bias by distance, against sdpa with a dense bias, in T5's encoder on
     sequences that fill 75% of the batch; on a CPU, where FlexAttention has no gradients, in inference."""
     is_tiny, is_cuda = arguments.size == "tiny", device.type == "cuda"
-    layers, heads_number, batch, length = (1, 2, 2, 128) if is_tiny else (12, 12, 32, 512)
-    sizes = {"hidden_size": 64 * heads_number, "intermediate_size": 256 * heads_number, "hidden_dropout_prob": 0.0}
+    layers, num_heads, batch, length = (1, 2, 2, 128) if is_tiny else (12, 12, 32, 512)
+    sizes = {"hidden_size": 64 * num_heads, "intermediate_size": 256 * num_heads, "hidden_dropout_prob": 0.0}
     torch.manual_seed(0)
     family = FAMILIES["t5"]
-    config = family.config(vocab_size=600, num_hidden_layers=layers, num_attention_heads=heads_number, **sizes)
+    config = family.config(vocab_size=600, num_hidden_layers=layers, num_attention_heads=num_heads, **sizes)
     model = family.models["AutoModelForTextEncoding"](config).to(device)
     ids = torch.randint(5, 600, (batch, length), device=device)
     lengths = torch.linspace(length // 2, length, batch, device=device)
@@ -324,7 +324,7 @@ def flex(device: torch.device, arguments: GpuArguments) -> Iterator[Result]:
     name = f"T5 with FlexAttention, {'training' if is_cuda else 'inference'}"
     compared = "gradients of the bias" if is_cuda else "outputs"
     yield Result(f"{name}, {compared}", f"difference {error:.1e}", f"below {tolerance}", error < tolerance)
-    bias_bytes = batch * heads_number * length**2 * (2 if is_cuda else 4)
+    bias_bytes = batch * num_heads * length**2 * (2 if is_cuda else 4)
     saved = (dense.peak_bytes - by_distance.peak_bytes) / bias_bytes
     shown = f"{dense.seconds / by_distance.seconds:.2f} times as fast, saves the memory of {saved:.1f} dense biases"
     yield Result(f"{name}, speed and memory", shown, "the memory of 1 dense bias, in training")

@@ -140,7 +140,11 @@ def checkpoint_weights(loss: HeldOutLoss, source: str | Path, seed: int = 0) -> 
     mismatched = [name for name, weight in loaded.items() if weight.shape[1:] != weights[name].shape[1:]]
     missing = [name for name in weights if name not in loaded and _LAYER.match(name) and name.startswith(prefix)]
     if mismatched or missing or not loaded:
-        problem = f"{mismatched[0]} differs in shape" if mismatched else f"{[*missing, 'all weights'][0]} is missing"
+        problem = (
+            f"{mismatched[0]} differs in shape"
+            if mismatched
+            else f"{missing[0] if missing else 'all weights'} is missing"
+        )
         hint = "use checkpoints of the same architecture and size."
         raise CtxError(f"The checkpoint is of another architecture: {problem}.", location=str(source), hint=hint)
     for name, weight in loaded.items():

@@ -127,7 +127,7 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
             past_key_values=past_key_values,
         )
         returns_hidden_states = config.returns_hidden_states(output_hidden_states)
-        packing = inputs.pack(2).select_direction(1) if self.is_backward else inputs.pack(1)
+        packing = inputs.pack(2).select_direction("backward") if self.is_backward else inputs.pack(1)
         packed = packing.pack(inputs.tokens)
         hidden_states, last, cache = run_stateful_layers(
             self.layers[:layers],

@@ -85,7 +85,7 @@ class WordArguments:
         require_test(self, "similarity", "analogies", "near", "analogy", "ratios")
         if not self.contexts and (unused := sorted(non_default_fields(self) & {"layer", "occurrences"})):
             raise CtxError(
-                f"{' and '.join(unused)} apply only to words in context.",
+                f"{' and '.join(f'--{name}' for name in unused)} can be used only with --contexts.",
                 location=" ".join(f"--{name}" for name in unused),
                 hint="add --contexts FILE, or remove these flags.",
             )

@@ -14,17 +14,25 @@ from hf_ctxmodels.core.loading import read_utf8
 _LINES_HINT = "write `key: value`, one per line."
 
 
-class UniqueKeyLoader(yaml.SafeLoader):
-    """Loads YAML as `yaml.SafeLoader` does, but raises `yaml.YAMLError` if a key occurs twice in a mapping."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """The dictionary of a mapping."""
-        seen: set[str] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} occurs twice", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
+def load_unique_keys(text: str) -> Any:
+    """`yaml.safe_load`, which also raises `yaml.YAMLError` if a mapping has a key twice."""
+    nodes, visited = [yaml.compose(text, Loader=yaml.SafeLoader)], set[int]()
+    while nodes:
+        node = nodes.pop()
+        if not isinstance(node, yaml.CollectionNode) or id(node) in visited:
+            continue
+        visited.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+            continue
+        seen = set[tuple[str, str]]()
+        for key, value in node.value:
+            nodes.append(value)
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} occurs twice", key.start_mark)
+                seen.add((key.tag, key.value))
+    return yaml.safe_load(text)
 
 
 class YamlMapping:

@@ -369,6 +369,7 @@ def run_stack(
     layouts = [layout] * (len(layers) - 1) + [final_layout] * min(len(layers), 1)
     # blocks with the same mask and layout share the prepared mask, which is freed after the last of them
     keys = [(id(spec), id(block_layout)) for spec, block_layout in zip(specs, layouts, strict=True)]
+    last_uses = {key: number for number, key in enumerate(keys)}
     contexts: dict[tuple[int, int], tuple[Layout, AttentionMask, Memory | None]] = {}
     padding_mask = layout.padding_mask() if zero_padding else None
     recorded_numbers = recorded_layer_numbers(output_hidden_states, len(layers) + 1)
@@ -377,15 +378,16 @@ def run_stack(
     cross_attentions: list[Tensor] = []
     for number, (block, spec, block_layout) in enumerate(zip(layers, specs, layouts, strict=True)):
         hidden_states = _zero_at(padding_mask, hidden_states)
-        recorded_states.append(layout.unpack(hidden_states) if number in recorded_numbers else None)
-        if recorded_states[-1] is not None:
-            hidden_states = layout.pack(recorded_states[-1])  # for gradients with respect to the recorded states
+        state = layout.unpack(hidden_states) if number in recorded_numbers else None
+        recorded_states.append(state)
+        if state is not None:
+            hidden_states = layout.pack(state)  # for gradients with respect to the recorded states
         if keys[number] not in contexts:
             contexts[keys[number]] = _block_context(spec, block_layout, memory, hidden_states)
         hidden_states, attention, cross_attention = block(
             hidden_states, *contexts[keys[number]], past_key_values=past_key_values, layer_index=number
         )
-        if keys[number] not in keys[number + 1 :]:
+        if last_uses[keys[number]] == number:
             del contexts[keys[number]]
         if output_attentions:
             if attention is None or attention.dim() != 4:  # flex attention may return log-sum-exp instead

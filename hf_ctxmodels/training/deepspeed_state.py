@@ -25,10 +25,11 @@ def require_zero_stage(accelerator: Accelerator) -> None:
     """Raise CtxError for a DeepSpeed configuration other than ZeRO stage 1 or 2."""
     stage = accelerator.state.deepspeed_plugin.zero_stage
     if stage not in (1, 2):
+        alternative = "fsdp2.yaml, which also shards the weights" if stage == 3 else "ddp_cpu.yaml, without sharding"
         raise CtxError(
             f"DeepSpeed is configured with ZeRO stage {stage}, expected 1 or 2.",
             location="accelerate launch",
-            hint="launch with deepspeed_zero2.yaml, or with fsdp2.yaml, which shards the weights as stage 3 does.",
+            hint=f"launch with deepspeed_zero2.yaml, or with {alternative}.",
         )
 
 
@@ -38,12 +39,15 @@ def is_optimized_by_deepspeed(parameter: Tensor) -> bool:
 
 
 def full_weight(parameter: Tensor) -> Tensor:
-    """A parameter's values, in the data type that it had before a DeepSpeed engine converted it; a collective call."""
-    if not is_optimized_by_deepspeed(parameter):
-        return getattr(parameter, _UNCONVERTED_VALUES, parameter.detach())
-    from deepspeed.utils import safe_get_full_fp32_param
+    """The values of a parameter or buffer, in the data type that it had before a DeepSpeed engine converted it; a
+    collective call."""
+    if is_optimized_by_deepspeed(parameter):
+        from deepspeed.utils import safe_get_full_fp32_param
 
-    return safe_get_full_fp32_param(parameter)
+        return safe_get_full_fp32_param(parameter)
+    values = parameter.detach()
+    unconverted = getattr(parameter, _UNCONVERTED_VALUES, values)
+    return unconverted if torch.equal(unconverted.to(values), values) else values  # a buffer may have changed
 
 
 class EngineState:
@@ -54,7 +58,8 @@ class EngineState:
 
     Args:
         engine: The prepared engine.
-        weights: Parameters before the engine converted them to its data type; they replace the converted ones.
+        weights: The model's state dict before the engine converted it to its data type; these values replace the
+            converted ones.
     """
 
     def __init__(self, engine: Any, weights: Mapping[str, Tensor]) -> None:
@@ -62,11 +67,11 @@ class EngineState:
 
         self._model, self._zero_optimizer = engine.module, engine.optimizer
         self._mesh = init_device_mesh(engine.device.type, (torch.distributed.get_world_size(),))
-        for name, parameter in self._model.named_parameters():
-            if is_optimized_by_deepspeed(parameter):
-                safe_set_full_fp32_param(parameter, weights[name].to(parameter.device))
-            elif parameter.dtype != weights[name].dtype:
-                setattr(parameter, _UNCONVERTED_VALUES, weights[name])
+        for name, weight in self._model.state_dict(keep_vars=True).items():
+            if is_optimized_by_deepspeed(weight):
+                safe_set_full_fp32_param(weight, weights[name].to(weight.device))
+            elif weight.dtype != weights[name].dtype:
+                setattr(weight, _UNCONVERTED_VALUES, weights[name])
 
     def sharded_parameters(self) -> dict[str, Tensor]:
         """The parameters in the model's data type, sharded."""
@@ -88,6 +93,7 @@ class EngineState:
         for name, parameter in self._model.named_parameters():
             if is_optimized_by_deepspeed(parameter):
                 for key, value in flat_moments.items():
+                    value = torch.as_tensor(value)
                     moment = safe_get_full_optimizer_state(parameter, key) if value.ndim else value.clone()
                     moments[f"{name}{MOMENT_SEPARATOR}{key}"] = self._shard(moment)
         return moments

@@ -276,16 +276,17 @@ def _local_shard(tensor: Tensor) -> Tensor:
 
 def require_sharded_updates(options: Any, sharded_by: Literal["FSDP", "DeepSpeed"] = "FSDP") -> None:
     """Raise CtxError for an optimizer that cannot update sharded weights, which DeepSpeed also concatenates."""
+    name = type(options).__name__.removesuffix("Options").lower()
+    if isinstance(options, AdamWOptions) and options.scale_by_size:
+        name += ":scale_by_size=true"
     is_unsupported = isinstance(options, AdafactorOptions | LambOptions)
     if sharded_by == "DeepSpeed":
-        is_unsupported |= isinstance(options, ASGDOptions) or getattr(options, "scale_by_size", False)
+        is_unsupported |= isinstance(options, ASGDOptions) or name.endswith("scale_by_size=true")
     if is_unsupported:
-        name = type(options).__name__.removesuffix("Options").lower()
-        name += " with scale_by_size" if getattr(options, "scale_by_size", False) else ""
         raise CtxError(
             f"{name} cannot update weights that are sharded by {sharded_by}.",
-            location="--optimizer",
-            hint="use --optimizer adamw, or data parallelism.",
+            location=f"--optimizer {name}",
+            hint="use --optimizer adamw without scale_by_size, or data parallelism.",
         )
 
 

@@ -50,7 +50,7 @@ class TrainingSummary:
         metrics: The last evaluation ("eval_<name>"), baselines by frequencies ("baseline_<name>"), the TF-IDF
             baseline of tasks on texts ("baseline_<name>_tfidf"), and upper bounds ("upper_bound_<name>") if the
             tokenizer cannot reproduce the targets.
-        has_measured_rate: Whether the learning rate is of a range test (`--learning_rate auto`).
+        has_measured_rate: Whether the learning rate was found by a range test (`--learning_rate auto`).
         layer_shares: Learned share of each layer, by the name of the layer mix, see `ScalarMix`.
         warnings: Signs that the model has not learned, one sentence each.
         curve: The records of `training_log.jsonl`.

@@ -97,11 +97,12 @@ class StepMetrics:
         for (step, _, indices), row in zip(self._pending, table.tolist(), strict=True):
             values = dict(zip(names, row, strict=True))
             if non_finite := [name for name in checked if not math.isfinite(values[name])]:
+                quantity = "loss" if "loss" in non_finite else "gradient norm"
                 name, examples = non_finite[0], torch.cat(indices).tolist()
                 shown = ", ".join(str(index) for index in examples[:_MAX_SHOWN_INDICES])
                 hidden = len(examples) - _MAX_SHOWN_INDICES
                 raise NonFiniteError(
-                    f"The {name.replace('grad_norm', 'gradient norm')} of step {step} is {values[name]}; training "
+                    f"The {quantity} of step {step} is {values[name]}; training "
                     "stopped, and the last good checkpoint is kept.",
                     location=f"step {step}, process {self._accelerator.process_index}, examples {shown}"
                     + (f" and {hidden} more" if hidden > 0 else ""),

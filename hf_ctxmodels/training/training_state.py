@@ -34,7 +34,7 @@ from hf_ctxmodels.data.files import describe_content
 from hf_ctxmodels.training import checkpoint_files
 from hf_ctxmodels.training.accelerator import receives_weights
 from hf_ctxmodels.training.arguments import ConstantOptions, LoopArguments, NTASGDOptions
-from hf_ctxmodels.training.deepspeed_state import EngineState, full_weight
+from hf_ctxmodels.training.deepspeed_state import EngineState, full_weight, is_optimized_by_deepspeed
 from hf_ctxmodels.training.optimizers import Averaging
 from hf_ctxmodels.training.random_state import random_state, set_random_state
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
@@ -177,8 +177,7 @@ class TrainingState:
     def keep_weights(self, model: nn.Module) -> None:
         """Keep the weights until `attach`, under DeepSpeed, which may convert them to another data type."""
         if self._accelerator.distributed_type == DistributedType.DEEPSPEED:
-            parameters = model.named_parameters()
-            self._unconverted_weights = {name: parameter.detach().clone() for name, parameter in parameters}
+            self._unconverted_weights = {name: weight.clone() for name, weight in model.state_dict().items()}
 
     def attach(
         self,
@@ -398,7 +397,8 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     # tied weights are one parameter; memory addresses do not show it, since shards may be empty
     for name, parameter in model.state_dict(keep_vars=True).items():
         if id(parameter) not in gathered:
-            gathered[id(parameter)] = _gather(full_weight(parameter))
+            weight = _gather(full_weight(parameter))
+            gathered[id(parameter)] = weight.cpu() if is_optimized_by_deepspeed(parameter) else weight
         weights[name] = gathered[id(parameter)]
     return weights
 

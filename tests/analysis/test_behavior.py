@@ -16,6 +16,7 @@ from hf_ctxmodels.analysis.behavior.outcomes import evaluate_test, make_cases, r
 from hf_ctxmodels.analysis.behavior.perturbations import perturb
 from hf_ctxmodels.analysis.behavior.suite import fill_templates, read_suite
 from hf_ctxmodels.core.command_line import packaged_folder
+from hf_ctxmodels.core.yaml_mapping import load_unique_keys
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,14 @@ tests:
     change: decrease
     tolerance: 0.1
 """
+
+
+def test_keys_of_suites_are_unique() -> None:
+    """Merged mappings, aliases and keys of other types do not repeat a key."""
+    text = "base: &a {x: 1}\nlist: [{b: &b {<<: *a, x: 2}}]\nc: {<<: *b, y: *a}\nd: {1: x, '1': y}"
+    assert load_unique_keys(text) == yaml.safe_load(text)
+    with pytest.raises(yaml.YAMLError, match="'x' occurs twice"):
+        load_unique_keys("a: [{x: 1, y: {}}, {x: 1, x: 2}]")
 
 
 def test_failures_of_constructed_model(tmp_path: Path) -> None:

@@ -137,7 +137,11 @@ def test_retrieval_uses_language_of_each_file(tmp_path: Path) -> None:
         ("words", {"near": ["katze", "kiwi"]}, "No vector of 'kiwi'.\n  where: --near"),
         ("words", {"analogy": ["hund", "Katze", "kiwi"]}, "--analogy"),
         ("words", {"near": "king", "most_frequent": 0}, "most_frequent=0 is out of range"),
-        ("words", {"near": "katze", "layer": 0, "occurrences": 5}, "layer and occurrences apply only to words in"),
+        (
+            "words",
+            {"near": "katze", "layer": 0, "occurrences": 5},
+            "--layer and --occurrences can be used only with --contexts",
+        ),
         ("words", {}, "nothing to evaluate"),
         ("sentences", {}, "nothing to evaluate"),
         ("sentences", {"similarity": "pairs.csv"}, "pairs.csv"),

@@ -35,7 +35,7 @@ class TestRun:
     """Result of a pytest run that stopped at the first failure.
 
     Attributes:
-        failed_test: Node id of the test (or file) that failed; None if all passed.
+        failed_test: Node id of the test (or file) that failed, or what failed before any test; None if all passed.
         output: End of pytest's output.
     """
 
@@ -118,7 +118,7 @@ def run_in_fork(
         process.kill()
         process.join()
     if status == pytest.ExitCode.INTERNAL_ERROR and node_id is None:  # plugins of the tests import the package
-        return TestRun("error of a plugin", output)
+        return TestRun("import of the tests' plugins", output)
     if status not in _COMPLETED and node_id is None:
         raise RuntimeError(f"pytest exited with {status} for {' '.join(tests)} -k {keyword!r}:\n{output}")
     return TestRun(node_id, output)

@@ -292,7 +292,10 @@ def test_deepspeed_resumes_exactly_in_bfloat16(workspace, tmp_path, pretrain_wit
 @pytest.mark.parametrize(
     ("flags", "stage", "message"),
     [
+        ((), 0, "ZeRO stage 0, expected 1 or 2"),
         ((), 3, "ZeRO stage 3, expected 1 or 2"),
+        (("--optimizer", "adamw:scale_by_size=true"), 2, "adamw:scale_by_size=true cannot update weights"),
+        (("--optimizer", "asgd"), 2, "asgd cannot update weights"),
         (("--lr_reference_targets", 10), 2, "DeepSpeed does not support a learning rate"),
         (("--optimizer", "adafactor"), 2, "adafactor cannot update weights"),
     ],

@@ -19,7 +19,7 @@ from hf_ctxmodels.analysis.behavior.perturbations import ORDER, PERTURBATIONS, T
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import did_you_mean
 from hf_ctxmodels.core.loading import matches_type, read_utf8
-from hf_ctxmodels.core.yaml_mapping import UniqueKeyLoader
+from hf_ctxmodels.core.yaml_mapping import load_unique_keys
 
 Kind = Literal["MFT", "INV", "DIR"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -83,7 +83,7 @@ def read_suite(file: str | Path) -> Suite:
     """
     text = read_utf8(file, hint=_HINT)
     try:
-        content = yaml.load(text, Loader=UniqueKeyLoader)
+        content = load_unique_keys(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise CtxError(f"Not valid YAML: {error}.", location=file, hint=_HINT) from error
     reader = _Reader(file)

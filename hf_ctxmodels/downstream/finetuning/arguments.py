@@ -333,7 +333,8 @@ class FinetuningMethodArguments:
             names = reinitialize_layers(model, self.reinit_layers, loop.seed, pooler=has_new_pooler)
             print_status(f"re-initialized {format_count(len(names), 'weight')} of the encoder", verbose)
         if "head" in self.reinit:
-            print_status(f"re-initialized {len(reinitialize_head(model, loop.seed))} weights of the head", verbose)
+            names = reinitialize_head(model, loop.seed)
+            print_status(f"re-initialized {format_count(len(names), 'weight')} of the head", verbose)
         elif source is not None and hasattr(model, "newly_initialized_modules"):
             modules = ", ".join(pretrained_head_modules(model))
             message = f"the head is loaded from {source} ({modules}); --reinit head re-initializes it"

@@ -154,7 +154,7 @@ class TaggingNetwork(nn.Module):
 
     def _run_highway(self, states: Tensor, packing: PackedSequences) -> Tensor:
         """(batch, words, hidden) states of the last layer; the layers apply dropout themselves."""
-        directions = packing.select_direction(0), packing.select_direction(1)
+        directions = packing.select_direction("forward"), packing.select_direction("backward")
         for depth, layer in enumerate(self.layers):
             direction = directions[depth % 2]
             states = direction.unpack(layer(direction.pack(states), direction))[0]

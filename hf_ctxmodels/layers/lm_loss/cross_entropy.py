@@ -15,9 +15,9 @@ from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import can_use_onednn, fast_linear, is_plain_linear, linear, matmul_transposed
 from hf_ctxmodels.layers.lm_loss.sampling import sample_categorical
 
-# Float32 logits in memory at a time; twice as many of bfloat16. On a CPU larger chunks were not faster, and smaller
-# ones use the matrix units badly. Half as many logits of bfloat16 took 1.3 times as long (1,024 rows, 50,257 tokens,
-# width 768), since summing the weight's gradients takes a larger part of the time.
+# Maximum number of float32 logits in memory; bfloat16 allows twice as many. On a CPU larger chunks were not faster, and
+# smaller ones underutilize the matrix units. Half as many logits of bfloat16 took 1.3 times as long (1,024 rows, 50,257
+# tokens, width 768), since summing the weight's gradients takes a larger part of the time.
 CHUNK_ELEMENTS = 1 << 23
 # On a GPU a chunk is about 12 kernels of 5 us to launch. With a vocabulary of 30,522 and a width of 768, 2^23 logits
 # are 274 rows, 13 GFLOP and 26 us at 500 TFLOP/s: the GPU would wait for the host. 2^26 are 2,198 rows, 0.2 ms and

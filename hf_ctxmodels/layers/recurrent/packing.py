@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -109,9 +109,9 @@ class PackedSequences:
             steps = (self.shape[0],) * self.shape[1]
         return StepOptions(steps, self.step_mask, self.restarts)
 
-    def select_direction(self, index: int) -> "PackedSequences":
-        """Only one of two directions: 0 for forward, 1 for backward."""
-        direction = slice(index, index + 1)
+    def select_direction(self, name: Literal["forward", "backward"]) -> "PackedSequences":
+        """Only one of two directions."""
+        direction = slice(0, 1) if name == "forward" else slice(1, 2)
         step_mask = None if self.step_mask is None else self.step_mask[direction]
         restarts = None if self.restarts is None else self.restarts[direction]
         return replace(self, positions=self.positions[direction], step_mask=step_mask, restarts=restarts)

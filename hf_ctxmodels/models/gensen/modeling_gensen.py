@@ -175,7 +175,7 @@ class CtxGenSenForPreTraining(heads.RecurrentForConditionalGeneration, CtxGenSen
         return to_device(torch.zeros(len(ids), dtype=torch.long), ids.device) if languages is None else languages
 
     def _selects_examples(self, ids: Tensor) -> bool:
-        """Whether a decoder runs only on the examples of its task, not on all examples, discarding the others."""
+        """Whether each decoder runs only on its own examples; else it runs on all, and other outputs are discarded."""
         return self.config.unpad and not is_traced(ids)
 
     @can_return_tuple

@@ -125,11 +125,11 @@ class T5Stack(TransformerStack):
         return DroppedRMSNorm(config.hidden_size, eps=config.layer_norm_eps, dropout=config.hidden_dropout_prob)
 
     def position_biases(self) -> list[BucketedPositionBias]:
-        """The bias of all layers, or one for each."""
+        """The bias that all layers share, or one per layer."""
         return [self.position_bias, *self.layer_position_biases.values()]  # type: ignore[list-item]
 
     def mask_specs(self) -> MaskSpec | list[MaskSpec]:
-        """The relative position bias, or those of all layers; causal in the decoder."""
+        """One mask with the position bias, or one per layer; causal in the decoder."""
         masks = [MaskSpec(causal=self.is_decoder, bias=bias) for bias in self.position_biases()]
         return masks if self.config.layerwise_position_bias else masks[0]
 
@@ -171,7 +171,8 @@ class CtxT5PreTrainedModel(CtxPreTrainedModel):
         if self.config.layerwise_position_bias:
             if isinstance(self, CtxT5ForConditionalGeneration) and not self.config.scale_decoder_outputs:
                 raise CtxError(
-                    "transformers has no UMT5 with scale_decoder_outputs=False: its logits would differ.",
+                    "The exported logits would differ: transformers' UMT5 scales decoder outputs, and this model has "
+                    "scale_decoder_outputs=False.",
                     hint="use save_pretrained, or export the encoder.",
                 )
             values |= {"model_type": "umt5", "architectures": [f"UM{self.reference_class_name()}"]}
