@@ -179,7 +179,7 @@ def _null_error(path: str, line: bytes, offset: int) -> CtxError:
     """The error for a line with NUL characters at an offset, which are every second byte of most texts in UTF-16."""
     position = offset + line.index(0)
     location = f"{path}, byte {position}{' after decompression' if compression_suffix(path) else ''}"
-    if line.count(0) < len(line) // 4:
+    if line.count(0) < 2 or line.count(0) * 4 < len(line):
         return CtxError(
             f"Byte {position} is a NUL character.",
             location=location,

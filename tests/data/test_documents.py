@@ -177,6 +177,7 @@ INVALID_SOURCES = {
     "not utf-8, compressed": ("corpus.txt.gz", b"A caf\xe9.\n", "byte 5 after decompression"),
     "utf-16": ("corpus.txt", "One.\nTwo.\n".encode("utf-16-le"), r"UTF-16LE without(.|\n)*byte 1(.|\n)*-f UTF-16LE"),
     "big-endian utf-16": ("corpus.txt", "One.\n".encode("utf-16-be"), r"UTF-16BE without a byte order mark: byte 0"),
+    "NUL in a short line": ("corpus.txt", b"a\0b\n", r"Byte 1 is a NUL character(.|\n)*tr -d"),
     "NUL": ("corpus.txt.gz", b"A cat.\nA d\0g sat.\n", r"Byte 10 is a NUL character(.|\n)*tr -d"),
     "bad json": ("corpus.jsonl", b'{"text": "a"}\n{"text": \n', r"JSON(.|\n)*corpus\.jsonl:2"),
     "json list": ("corpus.jsonl", b'["a"]', r"Expected a JSON object, got list(.|\n)*corpus\.jsonl:1"),
