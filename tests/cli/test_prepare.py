@@ -194,7 +194,6 @@ def test_training_on_prepared_examples_of_object_store(folder: Path, store: str,
 DOWNLOAD = """
 import sys, time
 from fsspec.implementations.local import LocalFileSystem
-from hf_ctxmodels.tokenizers.word_level import TRANSLATION_SEPARATOR
 from hf_ctxmodels.training import corpora
 get_file = LocalFileSystem.get_file
 def slow_get_file(filesystem, source, target, **options):
