@@ -81,9 +81,11 @@ def run_command(command: list[str], log: Path, deadline: float | None = None) ->
 
 
 def failure_line(error: CtxError) -> str:
-    """The first line of an error, followed by the first error in the log of a failed command."""
+    """The first line of an error, followed by the last error in the log of a failed command; in a traceback of several
+    exceptions, the earlier ones are its causes."""
     first_line, *log_lines = error.message.splitlines()
-    return " ".join([first_line, *[line for line in log_lines if "Error: " in line][:1]])
+    errors = [line for line in log_lines if "Error: " in line]
+    return f"{first_line} {errors[-1]}" if errors else first_line.rstrip(":")
 
 
 def _peak_bytes(pid: int) -> int:

@@ -31,10 +31,15 @@ def test_failed_command_raises(tmp_path):
 
 
 def test_failure_line_has_the_error_of_the_log(tmp_path):
-    for output, line in (("CtxError: No text.\n  Fix: add text.", " CtxError: No text."), ("last words", "")):
+    chained = "KeyError: 'text'\n\nThe above exception was the direct cause of ...\n\nCtxError: No text."
+    for output, line in (
+        ("CtxError: No text.\n  Fix: add text.", ": CtxError: No text."),
+        ("last words", ""),
+        (chained, ": CtxError: No text."),
+    ):
         with pytest.raises(CtxError) as error:
             run_command([sys.executable, "-c", f"print({output!r}); exit(2)"], tmp_path / "log")
-        assert failure_line(error.value) == f"The command failed with exit code 2:{line}"
+        assert failure_line(error.value) == f"The command failed with exit code 2{line}"
 
 
 def test_command_is_stopped_at_deadline(tmp_path):
