@@ -247,16 +247,12 @@ def _hub_readers(
     require_existing_path(Path(dataset).expanduser() if dataset.startswith("~") else dataset, "dataset")
     try:
         rows = _load_rows(dataset, split, config_name, streaming)
-    except IndexError as error:  # `load_from_disk` concatenates no files
-        raise CtxError(
-            "The dataset cannot be opened: it has no rows.",
-            location=f"{dataset} (split {split})",
-            hint="use a split with at least one row.",
-        ) from error
+    except CtxError:
+        raise
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise CtxError(
             f"The dataset cannot be opened: {error}{f' ({error.__cause__})' if error.__cause__ else ''}",
-            location=f"{dataset} (configuration {config_name}, split {split})",
+            location=f"{dataset} ({f'configuration {config_name}, ' if config_name else ''}split {split})",
             hint="use the path of a text file, `demo`, or the Hub id of an accessible dataset.",
         ) from error
     if isinstance(rows, datasets.Dataset):
@@ -279,16 +275,35 @@ def _load_rows(dataset: str, split: str, config_name: str | None, streaming: boo
     """The rows of a split of a Hub dataset, or of a directory, which `save_to_disk` may have written."""
     import datasets
 
-    split_list = Path(dataset, "dataset_dict.json")
-    if split_list.is_file():
-        splits = read_json(split_list)["splits"]
-    elif Path(dataset, "state.json").is_file():
-        splits = [str(datasets.load_from_disk(dataset).split or "train")]
-    else:
+    directories = _saved_splits(Path(dataset))
+    if not directories:
         return datasets.load_dataset(dataset, config_name, split=split, streaming=streaming)
-    if split not in splits:
-        raise ValueError(f"There is no split {split!r}; the splits are: {', '.join(splits)}.")
-    return datasets.load_from_disk(os.path.join(dataset, split) if split_list.is_file() else dataset)
+    if split not in directories:
+        raise CtxError(
+            f"{dataset} has no split {split!r}.",
+            location=f"--dataset_split {split}",
+            hint=f"use one of: {', '.join(directories)}.",
+        )
+    try:
+        return datasets.load_from_disk(directories[split])
+    except IndexError as error:  # it concatenates no files
+        raise CtxError(
+            "The dataset cannot be opened: it has no rows.",
+            location=f"{dataset} (split {split})",
+            hint="use a split with at least one row.",
+        ) from error
+
+
+def _saved_splits(directory: Path) -> dict[str, Path]:
+    """Split -> its directory, if `save_to_disk` of datasets wrote the directory; else no splits."""
+    split_file, state_file = directory / "dataset_dict.json", directory / "state.json"
+    if split_file.is_file():
+        content = read_json(split_file)
+        splits = content.get("splits") if isinstance(content, dict) else None
+        return {split: directory / split for split in splits or ()}
+    if state_file.is_file() and (directory / "dataset_info.json").is_file():
+        return {read_json(state_file).get("_split") or "train": directory}
+    return {}
 
 
 def _document_readers(

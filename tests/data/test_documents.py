@@ -219,10 +219,22 @@ def test_directories_of_save_to_disk(tmp_path, streaming):
     assert list(load_documents(str(tmp_path / "rows"), streaming=streaming)) == [["One."]]
     assert list(load_documents(str(tmp_path / "splits"), split="part-2", streaming=streaming)) == [["Two."]]
     for name, split, splits in (("rows", "test", "train"), ("splits", "train", "part-1, part-2, none")):
-        with pytest.raises(CtxError, match=f"no split '{split}'; the splits are: {splits}"):
+        with pytest.raises(CtxError, match=f"no split '{split}'") as error:
             load_documents(str(tmp_path / name), split=split, streaming=streaming)
+        assert (error.value.location, error.value.hint) == (f"--dataset_split {split}", f"use one of: {splits}.")
     with pytest.raises(CtxError, match="cannot be opened: it has no rows"):
         load_documents(str(tmp_path / "splits"), split="none", streaming=streaming)
+
+
+@pytest.mark.parametrize(("name", "content"), [("state.json", "{}"), ("dataset_dict.json", '{"parts": ["train"]}')])
+def test_directory_with_another_file_of_this_name_is_loaded(tmp_path, monkeypatch, name, content):
+    """The file is not of `save_to_disk`; an IndexError of `load_dataset` does not mean that the dataset is empty."""
+    write(tmp_path, name, content.encode())
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: Dataset.from_dict({"text": ["One."]}))
+    assert list(load_documents(str(tmp_path))) == [["One."]]
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: [][0])
+    with pytest.raises(IndexError):
+        load_documents(str(tmp_path))
 
 
 @pytest.mark.parametrize("extension", ["jsonl", "parquet"])
