@@ -139,7 +139,7 @@ def find_boundary(file: BinaryIO, position: int, separator: Separator) -> int:
 
 def read_lines(path: str | Path, start: int = 0, stop: int | None = None) -> Iterator[str]:
     """Lines of a UTF-8 file with their line feeds, decompressed if it ends in `.gz` or `.zst`, without a byte order
-    mark; raises CtxError if the file is missing, damaged, or not UTF-8, also for NUL characters.
+    mark; raises CtxError if the file is missing, damaged, or not UTF-8.
 
     Only line feeds end a line, or, in a file without any, carriage returns: `str.splitlines` also splits at U+2028 and
     others, which JSON allows within strings, and the lines of parallel texts may contain carriage returns.
@@ -158,8 +158,8 @@ def read_lines(path: str | Path, start: int = 0, stop: int | None = None) -> Ite
                     return
                 # only the first line may begin with a byte order mark
                 text = line.decode("utf-8-sig" if offset == 0 else "utf-8")
-                if "\0" in text:
-                    raise _null_error(path, line, offset)
+                if text.count("\0") > max(1, len(line) // 4):  # UTF-16: every second byte of most texts
+                    raise _utf16_error(path, line, offset)
                 if offset == 0 and "\r" in text and not text.endswith("\n"):
                     yield from io.StringIO(text.replace("\r", "\n"))
                 else:
@@ -175,20 +175,13 @@ def read_lines(path: str | Path, start: int = 0, stop: int | None = None) -> Ite
         ) from error
 
 
-def _null_error(path: str, line: bytes, offset: int) -> CtxError:
-    """The error for a line with NUL characters at an offset, which are every second byte of most texts in UTF-16."""
+def _utf16_error(path: str, line: bytes, offset: int) -> CtxError:
+    """The error for a line in UTF-16 at an offset."""
     position = offset + line.index(0)
-    location = f"{path}, byte {position}{' after decompression' if compression_suffix(path) else ''}"
-    if line.count(0) < 2 or line.count(0) * 4 < len(line):
-        return CtxError(
-            f"Byte {position} is a NUL character.",
-            location=location,
-            hint="remove it, for example: tr -d '\\000' < OLD > NEW.",
-        )
     encoding = "UTF-16LE" if position % 2 else "UTF-16BE"
     return CtxError(
         f"Not UTF-8, probably {encoding} without a byte order mark: byte {position} is a NUL character.",
-        location=location,
+        location=f"{path}, byte {position}{' after decompression' if compression_suffix(path) else ''}",
         hint=f"convert the file, for example: iconv -f {encoding} -t UTF-8 OLD > NEW.",
     )
 
