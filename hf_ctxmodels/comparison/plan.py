@@ -398,7 +398,7 @@ def _check_variant(variant: Variant) -> None:
 
 
 def recipe_argv(recipe: Mapping[str, Any], location: object) -> list[str]:
-    """Flags of pretrain of a recipe; raises CtxError if one is unknown."""
+    """Flags of pretrain of a recipe; raises CtxError as `recipe_flags` if one is unknown."""
     names = {entry.name for section in (PretrainingArguments, LoopArguments) for entry in shown_fields(section)}
     return recipe_flags(recipe, names, location)
 

@@ -325,14 +325,15 @@ def recipe_flags(recipe: Mapping[str, Any], names: Collection[str], location: ob
 
     A list gives several values. A mapping of mappings names values and their nested options: `{"optimizer": {"adamw":
     {"beta2": "0.98"}}}` is `["--optimizer", "adamw:beta2=0.98"]`. Any other mapping gives `key=value` pairs. `null` or
-    an empty value gives no flag. Raises CtxError, with the location of the recipe, for a key that is not in `names`.
+    an empty value gives no flag. Raises CtxError for a key that is not in `names`, with the location of the recipe, or
+    the key if it is None.
     """
     flags: list[str] = []
     for key, value in recipe.items():
         if key not in names:
             raise CtxError(
                 f"Unknown key {key!r} in the recipe.",
-                location=location,
+                location=key if location is None else location,
                 hint=f"{did_you_mean(key, names)}use one of: {', '.join(sorted(names))}.",
             )
         if value in ("", "null"):

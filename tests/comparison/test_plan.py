@@ -63,7 +63,7 @@ def test_runs_are_ordered_by_seed(folder):
         ("family: bert, objective: mlm", "family: bert, max_steps: 3", "max_steps is determined by the plan"),
         ("family: bert, objective: mlm", "family: bert, vocab_size: many", "invalid int value 'many'"),
         ("family: bert, objective: mlm", "family: bert, recipe: bert_lerning", "did you mean bert_learning"),
-        ("max_length: 32", "max_lenth: 32", "Unknown key 'max_lenth'.*did you mean max_length"),
+        ("max_length: 32", "max_lenth: 32", r"Unknown key 'max_lenth'.*, max_lenth\n.*did you mean max_length"),
         ("max_length: 32", "learning_rate: -1", "learning_rate"),
         ("config: tiny", "config: mini", "The family glove has no size 'mini'"),
         ("kind: pairs", "kind: pair", "no known kind: 'pair'.*did you mean pairs"),
