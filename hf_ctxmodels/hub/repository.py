@@ -61,6 +61,14 @@ def write_files(files: Mapping[str, str | bytes], output_dir: str, model: str, *
                 shutil.copyfile(content, directory / name)
 
 
+def check_repo_id(repo_id: str) -> None:
+    """Raise CtxError for an invalid name of a repository."""
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise CtxError(str(error), location=f"--repo_id {repo_id}", hint='use the form "organization/name".') from error
+
+
 def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
     """Collect the files of a repository; model and tokenizer are opened, so that no damaged file is published.
 
@@ -75,10 +83,7 @@ def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
         CtxError: The directory does not contain a complete model in safetensors with its tokenizer, or `repo_id` is not
             the name of a repository.
     """
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise CtxError(str(error), location=f"--repo_id {repo_id}", hint='use the form "organization/name".') from error
+    check_repo_id(repo_id)
     check_source(directory)
     for name, saved_object in (("config.json", "model"), ("tokenizer_config.json", "tokenizer")):
         if not (directory / name).is_file():
@@ -196,8 +201,9 @@ def push_files(
         token: Token with write access; by default `HF_TOKEN` or the token stored by `hf auth login`.
 
     Raises:
-        CtxError: The Hub refused the token or could not be reached.
+        CtxError: The Hub refused the token or could not be reached, or `repo_id` is not the name of a repository.
     """
+    check_repo_id(repo_id)
     operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=content) for name, content in files.items()]
     api = HfApi(token=token)
     commit_message = commit_message or f"Upload {repo_id.split('/')[-1]} with hf_ctxmodels"

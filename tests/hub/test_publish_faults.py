@@ -19,7 +19,7 @@ from transformers import AutoModelForPreTraining
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.downstream.adapters import add_adapter
-from hf_ctxmodels.hub.repository import repository_files
+from hf_ctxmodels.hub.repository import push_files, repository_files
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.summary import TrainingSummary
@@ -192,6 +192,8 @@ def test_invalid_directory_is_refused_before_any_request(directory: Path, damage
 def test_invalid_repository_name_is_refused_before_any_request(saved_model: Path, repo_id: str) -> None:
     with pytest.raises(CtxError, match=r"(?s)--repo_id zoo.*organization/name"):
         repository_files(saved_model, repo_id)
+    with pytest.raises(CtxError, match=r"(?s)--repo_id zoo.*organization/name"):
+        push_files({}, repo_id)
 
 
 def write_index(directory: Path, *names: str) -> None:
