@@ -245,7 +245,7 @@ class Preparation:
             return None
         with suppress(CtxError):
             record = PartRecord.parse(read_json(self.directory / name), name)
-            is_damaged = any(file.damage(sizes.get(name)) for name, file in record.named_files(number))
+            is_damaged = any(file.describe_damage(sizes.get(name)) for name, file in record.named_files(number))
             if record.identity == self.part_digest(number) and not is_damaged:
                 return record
         return None

@@ -51,11 +51,11 @@ class PreparedFile:
     size: int
     sha256: str
 
-    def damage(self, size: int | None) -> str | None:
-        """Description of the damage of a file of this size, None for a missing one; None if it is complete."""
-        if size == self.size:
+    def describe_damage(self, actual_size: int | None) -> str | None:
+        """Why a file of this size is incomplete; None if it is complete."""
+        if actual_size == self.size:
             return None
-        return "is missing" if size is None else f"has {size:,} bytes instead of {self.size:,}"
+        return "is missing" if actual_size is None else f"has {actual_size:,} bytes instead of {self.size:,}"
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class PreparedCorpus:
     def damaged_files(self) -> dict[str, str]:
         """File -> "is missing" or another description of the damage."""
         sizes = LocalFolder(self.directory).sizes()
-        damages = {name: file.damage(sizes.get(name)) for name, file in self.files.items()}
+        damages = {name: file.describe_damage(sizes.get(name)) for name, file in self.files.items()}
         return {name: damage for name, damage in damages.items() if damage is not None}
 
     def check_files(self) -> None:
