@@ -215,7 +215,7 @@ def _read_json(file: str | Path, labeled: bool) -> Iterator[CoreferenceDocument]
         with wrap_errors("Not a document", location=str(location), hint=_JSON_HINT):
             sentences: Sequence[Sequence[str]] = record["sentences"]
             if not all(isinstance(sentence, list) for sentence in sentences):
-                raise TypeError("a sentence is no list of words")
+                raise TypeError("a sentence is not a list of words")
             if not all(isinstance(word, str) for sentence in sentences for word in sentence):
                 raise TypeError("a word is not a text")
             if not all(word.strip() for sentence in sentences for word in sentence):

@@ -39,7 +39,7 @@ from hf_ctxmodels.data.files import (
     split_columns,
 )
 from hf_ctxmodels.data.news_files import EXAMPLE_ARTICLE, read_articles
-from hf_ctxmodels.data.table_files import OTHER_COLUMNS_HINT, read_table
+from hf_ctxmodels.data.table_files import COLUMN_NAMES_HINT, read_table
 from hf_ctxmodels.data.text_files import (
     FILE_SUFFIXES,
     FileRange,
@@ -433,7 +433,7 @@ def _match_documents(dataset: str, suffixes: Sequence[str], hint: str) -> tuple[
 
 
 def _labeled_pairs(path: str, columns: Sequence[str]) -> Iterator[list[str]]:
-    for row in read_table(path, columns, column_hint=OTHER_COLUMNS_HINT):
+    for row in read_table(path, columns, column_hint=COLUMN_NAMES_HINT):
         cells = [row.values[column] for column in columns]
         first, second, label = ("" if cell is None else str(cell).strip() for cell in cells)
         if first and second:

@@ -23,7 +23,7 @@ from hf_ctxmodels.data.files import file_suffix
 from hf_ctxmodels.data.text_files import read_json_lines, read_text
 
 CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
-OTHER_COLUMNS_HINT = "name columns of the file."
+COLUMN_NAMES_HINT = "use column names of the file."
 _COLUMN_FLAGS_HINT = (
     "select other columns (--text_columns, --label_column); in a file without a header use numbers (1 = first, -1 = "
     "last)."

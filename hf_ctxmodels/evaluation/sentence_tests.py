@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.table_files import OTHER_COLUMNS_HINT, parse_number, read_table
+from hf_ctxmodels.data.table_files import COLUMN_NAMES_HINT, parse_number, read_table
 from hf_ctxmodels.downstream.tasks.base import get_texts
 from hf_ctxmodels.downstream.tasks.metrics import pearson_correlation, spearman_correlation
 from hf_ctxmodels.evaluation.mining import ExactSearch, margin_scores
@@ -92,7 +92,7 @@ def read_rated_pairs(file: str, columns: Sequence[str]) -> RatedPairs:
             location=file,
             hint="name the columns of two sentences and a rating.",
         )
-    rows = read_table(file, columns, column_hint=OTHER_COLUMNS_HINT)
+    rows = read_table(file, columns, column_hint=COLUMN_NAMES_HINT)
     ratings = []
     for row in rows:
         if (rating := parse_number(row.values[columns[2]])) is None:
@@ -154,7 +154,7 @@ def read_labeled_splits(train_file: str, test_file: str, columns: Sequence[str])
         )
     train, test = (
         ([get_texts(row, columns[:-1]) for row in rows], [str(row.values[columns[-1]]) for row in rows])
-        for rows in (read_table(file, columns, column_hint=OTHER_COLUMNS_HINT) for file in (train_file, test_file))
+        for rows in (read_table(file, columns, column_hint=COLUMN_NAMES_HINT) for file in (train_file, test_file))
     )
     _check_labels(train[1], test[1], f"{train_file}, {test_file}")
     return train, test

@@ -72,7 +72,10 @@ def generate_texts(
         raise CtxError("texts is a str, expected a list of strings.", hint="pass a list with the text.")
     for index, text in enumerate(texts):
         if not isinstance(text, str):
-            raise CtxError(f"texts[{index}] is a {type(text).__name__}, expected a string.", hint="remove it.")
+            raise CtxError(
+                f"texts[{index}] is a {type(text).__name__}, expected a string.",
+                hint="convert it to str, or remove it.",
+            )
     numbers = {"max_new_tokens": max_new_tokens, "max_length": max_length, "batch_size": batch_size}
     check_range({**numbers, "num_beams": options.get("num_beams")}, at_least=1)
     if (count := options.get("num_return_sequences") or 1) != 1:

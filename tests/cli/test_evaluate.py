@@ -187,7 +187,7 @@ def test_errors(
         ({"relatedness": "{folder}/pair.csv,{folder}/rated.csv=1,2,3"}, "There is one training pair"),
         ({"classification": "{folder}/labeled.csv=text,label"}, "Invalid value"),
         ({"classification": "{folder}/labeled.csv,{folder}/labeled.csv=text,mood"}, "No column 'mood'"),
-        ({"classification": "{folder}/labeled.csv,{folder}/labeled.csv=text,mood"}, "Fix: name columns of the file."),
+        ({"classification": "{folder}/labeled.csv,{folder}/labeled.csv=text,mood"}, "use column names of the file"),
         ({"classification": "{folder}/labeled.csv,{folder}/labeled.csv=label"}, "Expected two or three columns"),
         ({"classification": "{folder}/labeled.csv,{folder}/unseen.csv=text,label"}, "the test data has 'fish'"),
         ({"retrieval": "{folder}/text.txt"}, "Invalid value"),
