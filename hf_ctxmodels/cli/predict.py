@@ -164,9 +164,13 @@ def _predict_targets(
     task.check_unused_arguments()
     summary = finetuning_summary(arguments.model)
     task = task.for_file(arguments.input, {} if summary is None else summary.columns)
-    readers = task.read_file, task.read_unlabeled
-    is_strict = task_arguments.label_column is not None
-    examples, is_labeled = _read_examples(task, arguments.input, *readers, is_strict=is_strict)
+    examples, is_labeled = _read_examples(
+        task,
+        arguments.input,
+        read_labeled=task.read_file,
+        read_unlabeled=task.read_unlabeled,
+        require_labels=task_arguments.label_column is not None,
+    )
     model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModelForSeq2SeqLM.__name__)
     placement.place(model)
     print_status(f"{type(model).__name__} predicts {format_count(len(examples), 'example')}")
@@ -203,8 +207,13 @@ def _predict_texts(
             hint="use a file with one task, or the name of a packaged task.",
         )
     (task,) = tasks.values()
-    readers = (partial(task.read, is_training=False, labeled=labeled) for labeled in (True, False))
-    examples, is_labeled = _read_examples(task, arguments.input, *readers, is_strict=False)
+    examples, is_labeled = _read_examples(
+        task,
+        arguments.input,
+        read_labeled=partial(task.read, is_training=False, labeled=True),
+        read_unlabeled=partial(task.read, is_training=False, labeled=False),
+        require_labels=False,
+    )
     model, tokenizer = load_model_and_tokenizer(arguments.model, generation_head)
     placement.place(model)
     max_length, batch_size = arguments.max_length, arguments.per_device_batch_size
@@ -246,19 +255,19 @@ def _predict_texts(
 def _read_examples(
     task: Seq2Seq | TextTask,
     file: str,
+    *,
     read_labeled: Callable[[str], list[Any]],
     read_unlabeled: Callable[[str], list[Any]],
-    *,
-    is_strict: bool,
+    require_labels: bool,
 ) -> tuple[list[Any], bool]:
     """The examples of a file, and whether they have labels; if they are missing or invalid, a message says why. Raises
-    CtxError for invalid labels if `is_strict`, and for invalid inputs."""
+    CtxError for invalid inputs, and for invalid labels if `require_labels`."""
     reason = "the file has no labels"
     try:
         if task.has_labels(file):
             return read_labeled(file), True
     except CtxError as error:
-        if is_strict:
+        if require_labels:
             raise
         reason = invalid_label_reason(error)
     examples = read_unlabeled(file)
