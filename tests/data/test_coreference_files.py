@@ -58,7 +58,7 @@ def test_nested_clusters_are_read(tmp_path: Path) -> None:
         ("a.conll", CONLL.replace("(2)", "2)"), r"2\) does not begin(?s:.*)a\.conll:7"),
         ("a.conll", CONLL.replace("(2)", "(2[1/2])"), "Not a list of mentions(?s:.*)several parts"),
         ("a.conll", "a word\n", "expected the word in column 4"),
-        ("a.jsonl", '{"sentences": ["Ann slept."]}', "(?s)Not a document: TypeError: a sentence is not a list.*a.jsonl:1"),
+        ("a.jsonl", '{"sentences": ["Ann slept."]}', "(?s)TypeError: a sentence is not a list.*a.jsonl:1"),
         ("a.jsonl", '{"sentences": [["a", " "]]}', "(?s)Not a document: a word is blank.*a.jsonl:1"),
         ("a.jsonl", '{"sentences": [["a"]], "clusters": [[[0, 1]]]}', r"\[0, 1\] is not a span of 1 words"),
         ("a.conllu", "# newdoc\n", "no documents"),
