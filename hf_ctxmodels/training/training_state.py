@@ -65,6 +65,7 @@ _UNCOMPARED_CONFIG_FIELDS = (
     "return_logits_with_labels",
 )
 _BATCH_SIZES = ("global_micro_batch", "gradient_accumulation_steps")
+_FORMER_NAME = "deepspeed"  # an entry of earlier identities, when the format of DeepSpeed's checkpoints differed
 _MODEL_FILE = "model.safetensors"
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _STATE_FILE = "trainer_state.json"
@@ -153,7 +154,7 @@ class TrainingState:
         checkpoint belongs to another run."""
         state = _read_state(checkpoint)
         saved = state["identity"]
-        names = {*self._identity, *saved}
+        names = {*self._identity, *saved} - {_FORMER_NAME}
         if not self._fixed_micro_batches and _global_batch_size(self._identity) == _global_batch_size(saved):
             names -= {*_BATCH_SIZES}  # a step has the same examples
         if differing := describe_differences(self._identity, saved, sorted(names)):

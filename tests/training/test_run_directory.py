@@ -19,7 +19,7 @@ from accelerate import DistributedType
 from training_runs import arguments, new_model, run, stop_after
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.training import checkpoint_files
+from hf_ctxmodels.training import checkpoint_files, training_state
 from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import (
@@ -225,6 +225,21 @@ def test_parallelism_does_not_change_the_identity_of_a_run(workspace, tmp_path, 
         for name in (kind, "MULTI_GPU")
     )
     assert run_identity(options, process, 10, model) == run_identity(options, other, 10, model)
+
+
+def test_resume_with_former_entry_of_identity(pretraining_setup, workspace, stopped_run, tmp_path, monkeypatch):
+    """The identity of earlier checkpoints says whether DeepSpeed saved them."""
+    directory, flags = stopped_run
+    shutil.copytree(directory, tmp_path / "run")
+    read_state = training_state._read_state
+
+    def read_former_state(checkpoint):
+        state = read_state(checkpoint)
+        return state | {"identity": state["identity"] | {"deepspeed": False}}
+
+    monkeypatch.setattr(training_state, "_read_state", read_former_state)
+    resumed = run(new_model(workspace), pretraining_setup, arguments(tmp_path / "run", resume=True, **flags))
+    assert resumed.steps == 1
 
 
 def test_resume_with_changeable_flags(workspace, pretraining_setup, stopped_run, tmp_path):
