@@ -65,6 +65,12 @@ class _FirstFailure:
     def pytest_runtest_logstart(self) -> None:
         signal.alarm(self.test_limit)
 
+    def pytest_collection_finish(self) -> None:
+        signal.alarm(0)
+
+    def pytest_runtest_logfinish(self) -> None:
+        signal.alarm(0)  # or pytest's own work after the last test would be interrupted
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and self.node_id is None:
             self.node_id = report.nodeid

@@ -7,6 +7,11 @@ from package_tests import PACKAGE_TESTS
 
 PASSING_TESTS = "import time\n" + "".join(f"def test_{index}():\n    time.sleep(0.5)\n" for index in range(8))
 ENDLESS_TEST = "def test_endless():\n    while True:\n        pass\n"
+SLOW_END = """
+import time
+def pytest_sessionfinish():
+    time.sleep(1.2)
+"""
 
 
 def test_every_subpackage_has_tests() -> None:
@@ -26,4 +31,5 @@ def test_test_that_does_not_end_fails(tmp_path: Path) -> None:
 def test_long_run_of_passing_tests_is_undecided(tmp_path: Path) -> None:
     (tmp_path / "test_mutant.py").write_text(PASSING_TESTS, "utf-8")
     assert run_in_fork(tmp_path, ["test_mutant.py"], time_limit=2, test_limit=1) is None
+    (tmp_path / "conftest.py").write_text(SLOW_END, "utf-8")
     assert run_in_fork(tmp_path, ["test_mutant.py"], keyword="test_0", test_limit=1).failed_test is None
