@@ -16,7 +16,8 @@ _LINES_HINT = "write `key: value`, one per line."
 
 def load_unique_keys(text: str) -> Any:
     """`yaml.safe_load`, which also raises `yaml.YAMLError` if a mapping has a key twice."""
-    nodes, visited = [yaml.compose(text, Loader=yaml.SafeLoader)], set[int]()
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    nodes, visited = [root], set[int]()
     while nodes:
         node = nodes.pop()
         if not isinstance(node, yaml.CollectionNode) or id(node) in visited:
@@ -32,7 +33,7 @@ def load_unique_keys(text: str) -> Any:
                 if (key.tag, key.value) in seen:
                     raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} occurs twice", key.start_mark)
                 seen.add((key.tag, key.value))
-    return yaml.safe_load(text)
+    return None if root is None else yaml.SafeLoader("").construct_document(root)
 
 
 class YamlMapping:

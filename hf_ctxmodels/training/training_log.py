@@ -102,8 +102,8 @@ class StepMetrics:
                 shown = ", ".join(str(index) for index in examples[:_MAX_SHOWN_INDICES])
                 hidden = len(examples) - _MAX_SHOWN_INDICES
                 raise NonFiniteError(
-                    f"The {quantity} of step {step} is {values[name]}; training "
-                    "stopped, and the last good checkpoint is kept.",
+                    f"The {quantity} of step {step} is {values[name]}; training stopped, and the last good checkpoint "
+                    "is kept.",
                     location=f"step {step}, process {self._accelerator.process_index}, examples {shown}"
                     + (f" and {hidden} more" if hidden > 0 else ""),
                     hint="check these examples; if they are valid, restart with a lower --learning_rate, longer "
