@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 import torch
 from benchmarks.measure import measure
+from benchmarks.settings import Settings
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.architectures.sentence_encoder import Pooling, encode_sentences
@@ -98,7 +99,7 @@ def main() -> None:
         compress(models[name])
     timed = texts[: arguments.timed_sentences]
     steps = {name: partial(encode, compressed, timed) for name, compressed in models.items()}
-    times = measure(steps, arguments.repeats, torch.device("cpu"))
+    times = measure(steps, Settings(repeats=arguments.repeats))
     tables = [split_columns(text) for text in arguments.similarity]
     rated_pairs = [read_test_pairs(file, columns) for file, columns in tables]
     header = ["model", "parameters", "file", "CPU s / 1,000 sentences", *(Path(file).stem for file, _ in tables)]

@@ -30,6 +30,7 @@ import transformers
 from accelerate.state import AcceleratorState
 from benchmarks import cases, compiled, encoders
 from benchmarks.measure import measure
+from benchmarks.settings import Settings
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers import TrainerCallback
@@ -252,13 +253,14 @@ def training(device: torch.device, arguments: GpuArguments) -> Iterator[Result]:
 def compare_with_transformers(device: torch.device, arguments: GpuArguments) -> Iterator[Result]:
     """Speed and peak memory against transformers with the same weights (`scripts/benchmark.py` has more cases)."""
     layers, width = (2, 64) if arguments.size == "tiny" else (12, 768)
+    settings = Settings(repeats=3, device=str(device), dtype="bfloat16")
     shapes = [(2, 16)] if arguments.size == "tiny" else [(32, 128), (64, 512)]
     for family in ("bert", "gpt2"):
         for batch, length in shapes:
             for fill in (1.0, cases.FILL):
                 vocabulary = {"vocab_size": 300} if arguments.size == "tiny" else {}
                 case = cases.Case(family, "pretraining", layers, width, length, batch, fill, None, None, vocabulary)
-                (result,) = encoders.run(device, torch.bfloat16, 3, "sdpa", cases=[case])
+                (result,) = encoders.run(settings, cases=[case])
                 speedup = result.reference.seconds / result.model.seconds
                 memory = result.model.peak_bytes / max(result.reference.peak_bytes, 1)
                 shown = f"{speedup:.2f} times as fast, {memory:.2f} of the memory"
@@ -318,7 +320,8 @@ def flex(device: torch.device, arguments: GpuArguments) -> Iterator[Result]:
             states = model.encoder.position_bias.buckets.weight.grad
         values[implementation] = states.clone()
 
-    dense, by_distance = measure({name: partial(step, name) for name in ("sdpa", "flex_attention")}, 5, device).values()
+    steps = {name: partial(step, name) for name in ("sdpa", "flex_attention")}
+    dense, by_distance = measure(steps, Settings(repeats=5, device=str(device))).values()
     error = float((values["flex_attention"] - values["sdpa"]).norm() / values["sdpa"].norm())
     tolerance = TOLERANCES["bfloat16" if is_cuda else "float32"]
     name = f"T5 with FlexAttention, {'training' if is_cuda else 'inference'}"
@@ -333,10 +336,11 @@ def flex(device: torch.device, arguments: GpuArguments) -> Iterator[Result]:
 def compilation(device: torch.device, arguments: GpuArguments) -> Iterator[Result]:
     """torch.compile of training on batches of different lengths (`scripts/benchmark.py --suite compile` has more)."""
     layers, width = (2, 64) if arguments.size == "tiny" else (12, 768)
+    settings = Settings(repeats=3, device=str(device), dtype="bfloat16")
     for family in ("bert",) if arguments.size == "tiny" else ("bert", "gpt2", "t5"):
         workload: cases.Workload = "training" if family == "t5" else "gradients"
         case = cases.Case(family, workload, layers, width, compiled.LENGTHS[0], 16, cases.FILL, None, None)
-        result = compiled.run_case(case, device, torch.bfloat16, 3)
+        result = compiled.run_case(case, settings)
         shown = f"{result.uncompiled.seconds / result.compiled.seconds:.2f} times as fast, {result.graphs} graphs, "
         shown += f"{result.breaks} breaks, first step {result.compilation:.0f} s"
         yield Result(f"{family}, torch.compile", shown, "at least 1.0 times as fast, at most 2 graphs, no break")

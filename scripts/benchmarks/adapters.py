@@ -12,6 +12,7 @@ from benchmarks.batches import random_batches, random_lengths
 from benchmarks.cases import Case
 from benchmarks.encoders import build_model, training_step
 from benchmarks.measure import Measurement, measure
+from benchmarks.settings import Settings
 from hf_ctxmodels.downstream.adapters import add_adapter, set_active_adapters, train_adapter
 
 CASES = [Case("bert", "pretraining", 4, 256, 128, 32, fill, None, None) for fill in (0.36, 1.0)]
@@ -40,39 +41,30 @@ class Result:
     steps: dict[str, Measurement]
 
 
-def run(
-    device: torch.device, dtype: torch.dtype, repeats: int, attention: str, only: str | None = None
-) -> Iterator[Result]:
-    """Run each case.
-
-    Args:
-        device, dtype: Device and autocast precision.
-        repeats: Timed steps per variant.
-        attention: Unused.
-        only: Run only cases that match, see `Case.matches`.
-    """
+def run(settings: Settings) -> Iterator[Result]:
+    """Run each case."""
     for case in CASES:
-        if case.matches(only):
-            yield _run_case(case, device, dtype, repeats)
+        if settings.selects(case.title):
+            yield _run_case(case, settings)
 
 
-def _run_case(case: Case, device: torch.device, dtype: torch.dtype, repeats: int) -> Result:
+def _run_case(case: Case, settings: Settings) -> Result:
     models: dict[str, PreTrainedModel] = {}
     steps: dict[str, Any] = {}
     batch: dict[str, Tensor] = {}
     for name in ("none", "joint", "frozen"):
         torch.manual_seed(0)
-        models[name] = build_model(case).to(device)
+        models[name] = build_model(case).to(settings.device)
         if name != "none":
             add_adapter(models[name], "a", "pfeiffer")
             set_active_adapters(models[name], "a")
         if name == "frozen":
             train_adapter(models[name], "a", freeze_head=True)
         batch = batch or random_batches(models[name], random_lengths(case), case)["model"]
-        inputs = {key: tensor.to(device) for key, tensor in batch.items()}
-        steps[name] = training_step(models[name], inputs, dtype, case.workload)
+        inputs = {key: tensor.to(settings.device) for key, tensor in batch.items()}
+        steps[name] = training_step(models[name], inputs, settings.torch_dtype, case.workload)
     trainable = sum(parameter.numel() for parameter in models["frozen"].parameters() if parameter.requires_grad)
-    return Result(case, trainable, measure(steps, repeats, device))
+    return Result(case, trainable, measure(steps, settings))
 
 
 def table(results: Sequence[Result]) -> str:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import Measurement, measure
+from benchmarks.settings import Settings
 from hf_ctxmodels.layers.attention.backends import banded_attention
 from hf_ctxmodels.layers.cpu.dropout import scaled_dot_product_attention
 
@@ -34,21 +35,12 @@ class Result:
     causal: Measurement
 
 
-def run(
-    device: torch.device, dtype: torch.dtype, repeats: int, attention: str, only: str | None = None
-) -> Iterator[Result]:
-    """Measure all lengths.
-
-    Args:
-        device, dtype: Device and precision.
-        repeats: Timed runs per implementation.
-        attention: Unused.
-        only: Run only lengths whose name, such as "T=2048", contains this text.
-    """
+def run(settings: Settings) -> Iterator[Result]:
+    """Measure each length; the name of a row is, for example, "T=2048"."""
     for length in TARGETS:
-        if only is None or only in f"T={length}":
+        if settings.selects(f"T={length}"):
             torch.manual_seed(0)
-            yield Result(length, **measure(steps(length, device, dtype), repeats, device))
+            yield Result(length, **measure(steps(length, settings.torch_device, settings.torch_dtype), settings))
 
 
 def steps(length: int, device: torch.device, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:

@@ -72,9 +72,10 @@ class Case:
         """Return the case for an idle machine, or for one with a busy core."""
         return replace(self, busy=True, min_speedup=self.busy_min_speedup) if busy else self
 
-    def matches(self, only: str | None) -> bool:
-        """Whether a word of the family or the name starts with `only`; None matches all cases."""
-        return only is None or f" {only}" in f" {self.family} {self.name}"
+    @property
+    def title(self) -> str:
+        """Family and name."""
+        return f"{self.family} {self.name}"
 
     @property
     def is_end_to_end(self) -> bool:

@@ -14,6 +14,7 @@ from benchmarks.batches import random_batches, random_lengths
 from benchmarks.cases import FILL, Case
 from benchmarks.encoders import build_model, inference_step, training_step
 from benchmarks.measure import Measurement, Step, measure
+from benchmarks.settings import Settings
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 
 LENGTHS = (128, 112, 96)  # longest sequence of each batch
@@ -49,32 +50,23 @@ class Result:
     compilation: float
 
 
-def run(
-    device: torch.device, dtype: torch.dtype, repeats: int, attention: str, only: str | None = None
-) -> Iterator[Result]:
-    """Run all families and sizes.
-
-    Args:
-        device, dtype: Device and autocast precision of training.
-        repeats: Timed steps.
-        attention: Unused.
-        only: Run only cases that match, see `Case.matches`.
-    """
+def run(settings: Settings) -> Iterator[Result]:
+    """Run all families and sizes."""
     for (layers, width), batch_size in SIZES.items():
         for family in FAMILIES:
             for workload in _workloads(family):
                 # random permutations predict any position
                 fill = 1.0 if (family, workload) == ("xlnet", "gradients") else FILL
                 case = Case(family, workload, layers, width, LENGTHS[0], batch_size, fill, None, None)
-                if case.matches(only):
-                    yield run_case(case, device, dtype, repeats)
+                if settings.selects(case.title):
+                    yield run_case(case, settings)
 
 
 def _workloads(family: str) -> tuple:
     return ("encoder states", "training") if family == "t5" else ("inference", "gradients")
 
 
-def run_case(case: Case, device: torch.device, dtype: torch.dtype, repeats: int) -> Result:
+def run_case(case: Case, settings: Settings) -> Result:
     """Measure a model and the compiled model; `case.length` is ignored: the batches have the lengths `LENGTHS`."""
     torch.manual_seed(0)
     torch._dynamo.reset()
@@ -86,16 +78,16 @@ def run_case(case: Case, device: torch.device, dtype: torch.dtype, repeats: int)
         batch = random_batches(model, random_lengths(batch_case), batch_case)["model"]
         if case.workload == "training":
             batch["labels"] = batch["input_ids"].where(batch["attention_mask"] == 1, IGNORE_INDEX)[:, : length // 2]
-        batches.append({name: tensor.to(device) for name, tensor in batch.items()})
+        batches.append({name: tensor.to(settings.device) for name, tensor in batch.items()})
     if case.workload == "encoder states":
         model = model.get_encoder()
-    model.to(device)
-    compiled = torch.compile(model)
-    steps = {"uncompiled": _step(model, batches, case, dtype), "compiled": _step(compiled, batches, case, dtype)}
+    model.to(settings.device)
+    models = {"uncompiled": model, "compiled": torch.compile(model)}
+    steps = {name: _step(model, batches, case, settings.torch_dtype) for name, model in models.items()}
     start = time.perf_counter()
     steps["compiled"]()
     compilation = time.perf_counter() - start
-    measurements = measure(steps, repeats, device)
+    measurements = measure(steps, settings)
     graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
     return Result(case, measurements["uncompiled"], measurements["compiled"], graphs, breaks, compilation)
 

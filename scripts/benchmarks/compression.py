@@ -3,7 +3,7 @@
 import copy
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from benchmarks.batches import random_batches, random_lengths
 from benchmarks.cases import FILL, Case
 from benchmarks.encoders import build_model
 from benchmarks.measure import Measurement, Step, measure
+from benchmarks.settings import Settings
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
 
 SETTING = (
@@ -49,31 +50,17 @@ class Result:
     cosines: dict[str, float]
 
 
-def run(
-    device: torch.device,
-    dtype: torch.dtype,
-    repeats: int,
-    attention: str,
-    only: str | None = None,
-    cases: Sequence[Case] = CASES,
-) -> Iterator[Result]:
-    """Measure all cases.
-
-    Args:
-        device, dtype: Unused: int8 runs on a CPU, and the precisions are compared.
-        repeats: Timed runs per implementation.
-        attention: Attention implementation of transformers.
-        only: Run only cases that match, see `Case.matches`.
-        cases: Cases to run.
-    """
+def run(settings: Settings, cases: Sequence[Case] = CASES) -> Iterator[Result]:
+    """Measure all cases on a CPU, where int8 runs; the precisions are the ones of the rows."""
+    settings = replace(settings, device="cpu")
     for case in cases:
-        if case.matches(only):
+        if settings.selects(case.title):
             torch.manual_seed(0)
-            models, sizes = build_models(case, attention)
+            models, sizes = build_models(case, settings.reference_attention)
             batch = random_batches(models["hf_ctxmodels, float32"], random_lengths(case), case)["model"]
             cosines = _cosines(models, batch)
             steps = {name: _step(model, batch) for name, model in models.items()}
-            yield Result(case, measure(steps, repeats, torch.device("cpu")), sizes, cosines)
+            yield Result(case, measure(steps, settings), sizes, cosines)
 
 
 def build_models(case: Case, attention: str) -> tuple[dict[str, PreTrainedModel], dict[str, int]]:

@@ -14,6 +14,7 @@ from benchmarks.batches import predicted_tokens, random_batches, random_lengths
 from benchmarks.cases import CASES, NEW_TOKENS, Case, Workload
 from benchmarks.electra_reference import ReferencePair
 from benchmarks.measure import Measurement, Step, matmul_flops, measure
+from benchmarks.settings import Settings
 from hf_ctxmodels.registry import FAMILIES
 
 _Model: TypeAlias = PreTrainedModel | ReferencePair
@@ -75,36 +76,27 @@ def build_comparison(case: Case, attention: str) -> Comparison:
 
 
 def run(
-    device: torch.device,
-    dtype: torch.dtype,
-    repeats: int,
-    attention: str,
-    only: str | None = None,
-    busy: bool = False,
+    settings: Settings,
     cases: Sequence[Case] | None = None,
     build: Callable[[Case, str], Comparison] = build_comparison,
 ) -> Iterator[Result]:
     """Run the cases.
 
     Args:
-        device, dtype: Device and precision.
-        repeats: Timed runs per implementation.
-        attention: Attention implementation of the reference; eager if it supports no other.
-        only: Run only cases that match, see `Case.matches`.
-        busy: Whether a second process occupies one core.
+        settings: Settings of the run; the attention of a reference is eager if it supports no other.
         cases: Cases to run; by default the suite `encoders`.
         build: Builds the comparison of a case.
     """
-    matmul_rate = matmul_flops(device, dtype, 8192 if device.type == "cuda" else 2048)
-    for case in [case.with_load(busy) for case in (CASES if cases is None else cases)]:
-        if case.matches(only):
+    device = settings.torch_device
+    matmul_rate = matmul_flops(device, settings.torch_dtype, 8192 if device.type == "cuda" else 2048)
+    for case in [case.with_load(settings.busy) for case in (CASES if cases is None else cases)]:
+        if settings.selects(case.title):
             torch.manual_seed(0)
-            yield _run_case(case, build(case, attention), device, dtype, repeats, matmul_rate)
+            yield _run_case(case, build(case, settings.reference_attention), settings, matmul_rate)
 
 
-def _run_case(
-    case: Case, comparison: Comparison, device: torch.device, dtype: torch.dtype, repeats: int, matmul_rate: float
-) -> Result:
+def _run_case(case: Case, comparison: Comparison, settings: Settings, matmul_rate: float) -> Result:
+    device, dtype = settings.torch_device, settings.torch_dtype
     parameter_dtype = torch.float32 if case.has_backward else dtype  # training uses autocast
     model = comparison.model.to(device, parameter_dtype)
     reference = comparison.reference.to(device, parameter_dtype)
@@ -117,7 +109,7 @@ def _run_case(
         "reference": make_step(reference, batches["reference"], dtype, case.workload),
         "model": make_step(model, batches["model"], dtype, case.workload),
     }
-    measurements = measure(steps, repeats, device)
+    measurements = measure(steps, settings)
     return Result(
         case=case,
         difference=difference,

@@ -10,6 +10,7 @@ from transformers import BertModel
 
 from benchmarks.measure import Measurement, Step, measure
 from benchmarks.recurrent_references import demo_sentences
+from benchmarks.settings import Settings
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.models.bert import CtxBertConfig, CtxBertModel, CtxBertTokenizer
 
@@ -40,42 +41,34 @@ class Result:
     encoder: Measurement
 
 
-def run(
-    device: torch.device, dtype: torch.dtype, repeats: int, attention: str, only: str | None = None
-) -> Iterator[Result]:
-    """Encode with the last layer and with all layers.
-
-    Args:
-        device, dtype: Device and autocast precision.
-        repeats: Timed runs of each.
-        attention: Attention implementation of the reference.
-        only: Run only the row with this name, "last" or "all".
-    """
+def run(settings: Settings) -> Iterator[Result]:
+    """Encode with the last layer and with all layers; the names of the rows are "last" and "all"."""
     sentences = list(demo_sentences())
     tokenizer = CtxBertTokenizer.train(sentences, vocab_size=8000)
     words = [sentence.split() for sentence in sentences[:NUM_SENTENCES]]
     torch.manual_seed(0)
-    model = CtxBertModel(CtxBertConfig(vocab_size=len(tokenizer), **SHAPE)).to(device).prepare_for_inference()
+    model = CtxBertModel(CtxBertConfig(vocab_size=len(tokenizer), **SHAPE)).to(settings.device).prepare_for_inference()
     with tempfile.TemporaryDirectory() as folder:
         model.export_reference(folder)
-        reference = BertModel.from_pretrained(folder, attn_implementation=attention).to(device).eval()
+        reference = BertModel.from_pretrained(folder, attn_implementation=settings.reference_attention)
+        reference.to(settings.device).eval()
     for layers in ("last", "all"):
-        if only is not None and only not in layers:
+        if not settings.selects(layers):
             continue
         encoder = WordEncoder(model, tokenizer, layers="all" if layers == "all" else [-1])
 
         def encode(encoder: WordEncoder = encoder) -> Tensor:
-            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            with settings.autocast():
                 return encoder.encode_corpus(words, progress=False).vectors
 
         def encode_by_reference(layers: str = layers) -> Tensor:
-            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            with settings.autocast():
                 return reference_vectors(reference, tokenizer, words, layers == "all")
 
         steps: dict[str, Step] = {"reference": encode_by_reference, "encoder": encode}
-        if dtype == torch.float32:
+        if settings.dtype == "float32":
             torch.testing.assert_close(encode(), encode_by_reference(), atol=1e-4, rtol=1e-3)
-        measurements = measure(steps, repeats, device)
+        measurements = measure(steps, settings)
         yield Result(layers, measurements["reference"], measurements["encoder"])
 
 

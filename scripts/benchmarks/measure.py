@@ -8,6 +8,7 @@ from typing import Self
 
 import torch
 
+from benchmarks.settings import Settings
 from hf_ctxmodels.layers.cpu.linear import fast_linear
 
 Step = Callable[[], object]
@@ -38,17 +39,18 @@ class Measurement:
         return cls(median, statistics.median(cpu_seconds), (high - low) / median, peak)
 
 
-def measure(steps: Mapping[str, Step], repeats: int, device: torch.device) -> dict[str, Measurement]:
-    """Interleave the steps, `repeats` times after a warm-up, so that drift of the machine affects all of them equally.
+def measure(steps: Mapping[str, Step], settings: Settings) -> dict[str, Measurement]:
+    """Interleave the steps, `settings.repeats` times after a warm-up, so that drift of the machine affects all of them
+    equally.
 
     Args:
         steps: Steps by name.
-        repeats: Timed runs of each step.
-        device: Device of the steps.
+        settings: Number of timed runs of each step, and their device.
     """
+    device = settings.torch_device
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     peaks = {name: peak_bytes(step, device) for name, step in steps.items()}
-    for _ in range(repeats):
+    for _ in range(settings.repeats):
         for name, step in steps.items():
             _synchronize(device)
             start, cpu_start = time.perf_counter(), time.process_time()

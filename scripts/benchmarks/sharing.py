@@ -13,6 +13,7 @@ from benchmarks.batches import random_batches, random_lengths
 from benchmarks.cases import Case
 from benchmarks.encoders import build_model, training_step
 from benchmarks.measure import Measurement, measure
+from benchmarks.settings import Settings
 from hf_ctxmodels.models.albert.shared_layers import Scope
 
 CASE = Case("albert", "pretraining", 12, 768, 128, 4, 1.0, None, None)
@@ -46,33 +47,24 @@ class Result:
     unshared: Measurement
 
 
-def run(
-    device: torch.device, dtype: torch.dtype, repeats: int, attention: str, only: str | None = None
-) -> Iterator[Result]:
-    """Run the four sharing scopes at each embedding size.
-
-    Args:
-        device, dtype: Device and autocast precision.
-        repeats: Timed steps per scope.
-        attention: Unused.
-        only: Run only embedding sizes whose name, such as "E=128", contains this text.
-    """
+def run(settings: Settings) -> Iterator[Result]:
+    """Run the four sharing scopes at each embedding size; the name of an embedding size is, for example, "E=128"."""
     for embedding_size in EMBEDDING_SIZES:
-        if only is None or only in f"E={embedding_size}":
-            yield from _run_embedding_size(embedding_size, device, dtype, repeats)
+        if settings.selects(f"E={embedding_size}"):
+            yield from _run_embedding_size(embedding_size, settings)
 
 
-def _run_embedding_size(embedding_size: int, device: torch.device, dtype: torch.dtype, repeats: int) -> list[Result]:
+def _run_embedding_size(embedding_size: int, settings: Settings) -> list[Result]:
     cases, models, steps = {}, {}, {}
     for scope in get_args(Scope):
         sharing = {"embedding_size": embedding_size, "parameter_sharing": scope}
         cases[scope] = replace(CASE, config=CASE.config | sharing)
         torch.manual_seed(0)
-        models[scope] = build_model(cases[scope]).to(device)
+        models[scope] = build_model(cases[scope]).to(settings.device)
         batch = random_batches(models[scope], random_lengths(cases[scope]), cases[scope])["model"]
-        batch = {name: tensor.to(device) for name, tensor in batch.items()}
-        steps[scope] = training_step(models[scope], batch, dtype, CASE.workload)
-    measurements = measure(steps, repeats, device)
+        batch = {name: tensor.to(settings.device) for name, tensor in batch.items()}
+        steps[scope] = training_step(models[scope], batch, settings.torch_dtype, CASE.workload)
+    measurements = measure(steps, settings)
     return [
         Result(
             case=cases[scope],

@@ -3,7 +3,6 @@
 import tempfile
 from typing import Any
 
-import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -14,6 +13,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from benchmarks.settings import Settings
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.defaults import with_default_rates
 
@@ -32,8 +32,7 @@ def train_with_trainer(
     tokenizer: PreTrainedTokenizerBase,
     examples: Any,
     loop_arguments: LoopArguments,
-    device: torch.device,
-    attention: str,
+    settings: Settings,
 ) -> list[int]:
     """Train the transformers class of a model, and return the number of tokens of each batch.
 
@@ -44,14 +43,13 @@ def train_with_trainer(
         tokenizer: Tokenizer of the examples.
         examples: Examples with `input_ids`.
         loop_arguments: Steps, batch size and optimizer of the run.
-        device: Device of the run.
-        attention: Attention implementation.
+        settings: Device and attention implementation.
     """
     is_masked = tokenizer.mask_token is not None
     with tempfile.TemporaryDirectory() as folder:
         model.export_reference(folder)  # type: ignore[operator]
         auto_class = AutoModelForMaskedLM if is_masked else AutoModelForCausalLM
-        reference = auto_class.from_pretrained(folder, attn_implementation=attention)
+        reference = auto_class.from_pretrained(folder, attn_implementation=settings.reference_attention)
     special_ids = set(tokenizer.all_special_ids)
     sequences = [examples[i]["input_ids"].tolist() for i in range(len(examples))]
     dataset = [{"input_ids": ids, "special_tokens_mask": [int(i in special_ids) for i in ids]} for ids in sequences]
@@ -67,7 +65,7 @@ def train_with_trainer(
         weight_decay=loop_arguments.optimizer.weight_decay,
         logging_steps=loop_arguments.logging_steps,
         bf16=loop_arguments.dtype == "bfloat16",
-        use_cpu=device.type == "cpu",
+        use_cpu=settings.torch_device.type == "cpu",
         seed=loop_arguments.seed,
         save_strategy="no",
         report_to="none",

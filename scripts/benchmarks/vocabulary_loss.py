@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.measure import Measurement, measure
+from benchmarks.settings import Settings
 from hf_ctxmodels.layers.lm_loss.cross_entropy import chunked_cross_entropy
 
 SHAPES = ((600, 256, 30_522), (4096, 256, 30_522), (1024, 768, 50_257))
@@ -34,35 +35,25 @@ class Result:
     difference: float
 
 
-def run(
-    device: torch.device, dtype: torch.dtype, repeats: int, attention: str, only: str | None = None
-) -> Iterator[Result]:
-    """Run each shape.
-
-    Args:
-        device, dtype: Device and autocast precision.
-        repeats: Timed runs of each implementation.
-        attention: Unused.
-        only: Run only shapes whose number of targets starts with this text.
-    """
+def run(settings: Settings) -> Iterator[Result]:
+    """Run each shape; its name is the number of targets."""
+    device = settings.torch_device
     for targets, width, vocab_size in SHAPES:
-        if only is not None and not str(targets).startswith(only):
+        if not settings.selects(str(targets)):
             continue
         torch.manual_seed(0)
         hidden_states = torch.randn(targets, width, device=device, requires_grad=True)
         weight = (0.02 * torch.randn(vocab_size, width, device=device)).requires_grad_()
         bias = torch.zeros(vocab_size, device=device, requires_grad=True)
         ids = torch.randint(vocab_size, (targets,), device=device)
-        inputs = hidden_states, weight, bias, ids, dtype
+        inputs = hidden_states, weight, bias, ids, settings
         steps: dict[str, Callable[[], Tensor]] = {
             "torch": partial(_torch_step, *inputs, None),
             "chunked": partial(_torch_step, *inputs, nn.LinearCrossEntropyOptions()),
             "hf_ctxmodels": partial(_step, *inputs),
         }
         expected, actual = (float(steps[name]()) for name in ("torch", "hf_ctxmodels"))
-        yield Result(
-            (targets, width, vocab_size), measure(steps, repeats, device), abs(actual - expected) / abs(expected)
-        )
+        yield Result((targets, width, vocab_size), measure(steps, settings), abs(actual - expected) / abs(expected))
 
 
 def _torch_step(
@@ -70,16 +61,16 @@ def _torch_step(
     weight: Tensor,
     bias: Tensor,
     ids: Tensor,
-    dtype: torch.dtype,
+    settings: Settings,
     options: nn.LinearCrossEntropyOptions | None,
 ) -> Tensor:
-    with torch.autocast(hidden_states.device.type, dtype, enabled=dtype != torch.float32):
+    with settings.autocast():
         loss = F.linear_cross_entropy(hidden_states, weight, ids, linear_bias=bias, reduction="sum", options=options)
     return _backward(loss, hidden_states, weight, bias)
 
 
-def _step(hidden_states: Tensor, weight: Tensor, bias: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
-    with torch.autocast(hidden_states.device.type, dtype, enabled=dtype != torch.float32):
+def _step(hidden_states: Tensor, weight: Tensor, bias: Tensor, ids: Tensor, settings: Settings) -> Tensor:
+    with settings.autocast():
         loss = chunked_cross_entropy(hidden_states, weight, bias, ids)
     return _backward(loss, hidden_states, weight, bias)
 

@@ -14,6 +14,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 from transformers import AutoModelForPreTraining, PreTrainedTokenizerBase
 
+from benchmarks.settings import Settings
 from hf_ctxmodels.conversion.word_vectors import WordVectors, gensim_models
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleSet, load_documents
@@ -99,69 +100,38 @@ class Quality:
     seconds: float
 
 
-def run_speed(
-    device: torch.device,
-    dtype: torch.dtype,
-    repeats: int,
-    attention: str,
-    only: str | None = None,
-    *,
-    dataset: str = "demo",
-) -> Iterator[Speed]:
-    """Time one epoch of both implementations in turn.
-
-    Args:
-        repeats: Epochs per implementation.
-        only: Run only architectures whose name contains this text.
-        dataset: Training text.
-        device, dtype, attention: Unused.
-    """
-    text = Text.load(dataset)
+def run_speed(settings: Settings) -> Iterator[Speed]:
+    """Time `repeats` epochs of each architecture in both implementations in turn."""
+    text = Text.load(settings.dataset)
     for architecture in LEARNING_RATES:
-        if only is None or only in architecture:
+        if settings.selects(architecture):
             examples = _examples("word2vec", architecture, text, seed=0)
             hf_ctxmodels, gensim = [], []
-            for seed in range(repeats):
+            for seed in range(settings.repeats):
                 gensim.append(text.words / _train_gensim(text, architecture, 1, seed)[1])
                 hf_ctxmodels.append(text.words / _train("word2vec", *examples, text, 1, seed)[1])
             yield Speed(architecture, text.words, hf_ctxmodels, gensim)
 
 
-def run_quality(
-    device: torch.device,
-    dtype: torch.dtype,
-    repeats: int,
-    attention: str,
-    only: str | None = None,
-    *,
-    dataset: str = "demo",
-    word_tests: str | None = None,
-    epochs: int = 5,
-) -> Iterator[Quality]:
-    """Train on the same text with several seeds, and evaluate.
+def run_quality(settings: Settings) -> Iterator[Quality]:
+    """Train on the same text with `repeats` seeds, and evaluate on the files `SIMILARITY_TESTS` and `ANALOGY_TEST`.
 
-    Args:
-        repeats: Number of seeds.
-        only: Run only methods whose name contains this text.
-        dataset: Training text.
-        word_tests: Directory with the files `SIMILARITY_TESTS` and `ANALOGY_TEST`.
-        epochs: Epochs over the text; GloVe has five times as many over its co-occurrence matrix.
-        device, dtype, attention: Unused.
+    GloVe has five times as many epochs over its co-occurrence matrix as word2vec has over the text.
     """
-    if word_tests is None:
+    if settings.word_tests is None:
         raise CtxError(
             "The suite static-quality needs test files.", location="--word_tests", hint="give their directory."
         )
-    text = Text.load(dataset)
+    text, epochs = Text.load(settings.dataset), settings.epochs
     for method in [
         f"{implementation}, {name}" for name in LEARNING_RATES for implementation in ("hf_ctxmodels", "gensim")
     ] + ["hf_ctxmodels, GloVe"]:
-        if only is not None and only not in method:
+        if not settings.selects(method):
             continue
         implementation, _, architecture = method.partition(", ")
         values: dict[str, list[float]] = {}
         seconds, coverage = [], {}
-        for seed in range(repeats):
+        for seed in range(settings.repeats):
             if implementation == "gensim":
                 vectors, training_seconds = _train_gensim(text, architecture, epochs, seed)
             elif architecture in LEARNING_RATES:
@@ -172,7 +142,7 @@ def run_quality(
                     "glove", *_examples("glove", "cooccurrence", text, seed), text, 5 * epochs, seed
                 )
             seconds.append(training_seconds)
-            for name, (value, covered) in _evaluate(vectors, Path(word_tests)).items():
+            for name, (value, covered) in _evaluate(vectors, Path(settings.word_tests)).items():
                 values.setdefault(name, []).append(value)
                 coverage[name] = covered
         yield Quality(method, values, coverage, median(seconds))

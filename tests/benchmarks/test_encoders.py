@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from benchmarks import cases, encoders, report
+from benchmarks.settings import Settings
 
 CPU = torch.device("cpu")
 # Compiled inference is slow and covered by tests/models. Cases that differ in shape only are equal at the tiny size.
@@ -30,7 +31,7 @@ def tiny_case(case: cases.Case) -> cases.Case:
 @pytest.mark.parametrize("case", COMPARED_CASES.values(), ids=lambda case: f"{case.family}-{case.name}")
 def test_model_and_reference_have_equal_outputs(case: cases.Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoders, "CASES", [tiny_case(case)])
-    (result,) = encoders.run(CPU, torch.float32, repeats=2, attention="sdpa")
+    (result,) = encoders.run(Settings(repeats=2))
     assert result.difference < 1e-5
     assert min(result.model.seconds, result.reference.seconds) > 0
     assert min(result.model.peak_bytes, result.reference.peak_bytes) > 0
@@ -43,10 +44,10 @@ def test_case_selection_and_missed_targets(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(encoders, "CASES", [tiny_case(case) for case in cases.CASES])
     with monkeypatch.context() as context:
         context.setattr(encoders, "matmul_flops", lambda *arguments: 1e10)
-        results = list(encoders.run(CPU, torch.float32, repeats=2, attention="sdpa", only="bert pretraining"))
+        results = list(encoders.run(Settings(repeats=2, only="bert pretraining")))
     assert [result.case.workload for result in results] == ["pretraining", "pretraining"]
     monkeypatch.setattr(encoders, "CASES", [unreachable, trivial])
-    rows = report.table(list(encoders.run(CPU, torch.float32, repeats=2, attention="sdpa"))).splitlines()
+    rows = report.table(list(encoders.run(Settings(repeats=2)))).splitlines()
     assert [("missed" in row) for row in rows[2:]] == [True, False]
     assert len({row.count("|") for row in rows}) == 1
     table = report.without_targets("\n".join(rows))

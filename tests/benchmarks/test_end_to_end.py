@@ -14,6 +14,7 @@ from benchmarks import cases, pretraining, report
 from benchmarks.clock import StepClock
 from benchmarks.cpu_load import busy_core
 from benchmarks.measure import Measurement
+from benchmarks.settings import Settings
 
 CPU = torch.device("cpu")
 KILLED_PROGRAM = """
@@ -32,7 +33,7 @@ def test_pretraining_loop_and_references_are_measured(tmp_path, monkeypatch):
     tiny_fields = {"layers": 1, "width": 64, "length": 32, "batch": 4, "config": {"vocab_size": 300}}
     monkeypatch.setattr(pretraining, "DATASET", str(text))
     monkeypatch.setattr(pretraining, "CASES", [replace(case, **tiny_fields) for case in pretraining.CASES])
-    results = list(pretraining.run(CPU, torch.float32, repeats=1, attention="sdpa"))
+    results = list(pretraining.run(Settings(repeats=1)))
     assert [min(result.model.cpu_seconds, result.reference.cpu_seconds) > 0 for result in results] == [True] * 3
     rows = report.table(results).splitlines()
     assert len({row.count("|") for row in rows}) == 1

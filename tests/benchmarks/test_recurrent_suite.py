@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks import recurrent, recurrent_pretraining, sentence_encoders
+from benchmarks.settings import Settings
 from zoo import TINY, tiny_config, with_random_parameters
 
 from hf_ctxmodels import CtxElmoConfig, CtxElmoModel, CtxElmoTokenizer, CtxError
@@ -43,11 +44,11 @@ def tiny_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_table_has_one_row_per_case() -> None:
-    results = list(recurrent.run(CPU, torch.float32, repeats=2, attention="sdpa"))
+    results = list(recurrent.run(Settings(repeats=2)))
     rows = recurrent.table(results).splitlines()
     assert len({row.count("|") for row in rows}) == 1
     assert len(rows) == 2 + len(CASES)
-    results = list(recurrent.run(CPU, torch.float32, repeats=2, attention="sdpa", only="encoder, inf"))
+    results = list(recurrent.run(Settings(repeats=2, only="encoder, inf")))
     assert [result.case.architecture for result in results] == ["encoder"]
 
 
@@ -93,4 +94,4 @@ def test_stepwise_encoder_equals_elmo() -> None:
 def test_different_outputs_raise_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrent, "stepwise_encoder", lambda _, input_ids, **__: torch.ones(*input_ids.shape[:2], 32))
     with pytest.raises(CtxError, match="outputs differ"):
-        list(recurrent.run(CPU, torch.float32, repeats=2, attention="sdpa", only="encoder"))
+        list(recurrent.run(Settings(repeats=2, only="encoder")))

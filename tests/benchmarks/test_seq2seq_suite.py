@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from benchmarks import cases, encoders, report, seq2seq
+from benchmarks.settings import Settings
 
 CPU = torch.device("cpu")
 TINY = [
@@ -22,7 +23,7 @@ def test_all_families_are_measured() -> None:
 def test_model_and_reference_have_equal_outputs(case: cases.Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoders, "matmul_flops", lambda *arguments: 1e10)
     monkeypatch.setattr(encoders, "NEW_TOKENS", 6)
-    (result,) = encoders.run(CPU, torch.float32, 1, "sdpa", cases=[case], build=seq2seq.build_comparison)
+    (result,) = encoders.run(Settings(repeats=1), cases=[case], build=seq2seq.build_comparison)
     assert result.difference < 1e-5
     assert min(result.model.seconds, result.reference.seconds, result.utilization) > 0
     assert min(result.model.peak_bytes, result.reference.peak_bytes) > 0

@@ -10,6 +10,7 @@ import torch
 from benchmarks import adapters, bands, compression, encoders, features, serving, sharing, vocabulary_loss
 from benchmarks.cases import Case
 from benchmarks.serving_processes import RUNTIMES
+from benchmarks.settings import Settings
 from commands import command_output, save, tiny_pair
 
 CPU = torch.device("cpu")
@@ -27,7 +28,7 @@ def rows_of(table: str) -> list[str]:
 def test_adapters_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = replace(adapters.CASES[0], layers=2, width=64, length=9, batch=2, config={"vocab_size": 300})
     monkeypatch.setattr(adapters, "CASES", [tiny, replace(tiny, fill=1.0)])
-    results = list(adapters.run(CPU, torch.float32, repeats=2, attention="sdpa"))
+    results = list(adapters.run(Settings(repeats=2)))
     assert len(rows_of(adapters.table(results))) == 2
     assert {result.parameters for result in results} == {2 * (2 * 64 * 4 + 4 + 64)}
 
@@ -40,9 +41,9 @@ def test_bands_suite(monkeypatch: pytest.MonkeyPatch) -> None:
         outputs = {name: step() for name, step in bands.steps(200, CPU, dtype).items()}
         torch.testing.assert_close(outputs["band"], outputs["mask"], atol=tolerance, rtol=tolerance)
         assert not torch.allclose(outputs["band"], outputs["causal"], atol=1e-2)
-    rows = rows_of(bands.table(list(bands.run(CPU, torch.float32, repeats=2, attention="sdpa"))))
+    rows = rows_of(bands.table(list(bands.run(Settings(repeats=2)))))
     assert [row.split("|")[1].strip() for row in rows] == ["150", "200"]
-    (result,) = bands.run(CPU, torch.float32, repeats=1, attention="sdpa", only="T=150")
+    (result,) = bands.run(Settings(repeats=1, only="T=150"))
     assert result.length == 150
 
 
@@ -76,14 +77,14 @@ def test_features_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "NUM_SENTENCES", 40)
     sizes = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
     monkeypatch.setattr(features, "SHAPE", sizes)
-    results = list(features.run(CPU, torch.float32, repeats=1, attention="sdpa"))
+    results = list(features.run(Settings(repeats=1)))
     assert [row.split("|")[1].strip() for row in rows_of(features.table(results))] == ["last", "all"]
 
 
 def test_compression_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "TARGETS", {128: (1e9, None)})
     case = Case("bert", "inference", 1, 128, 16, 2, 1.0, None, None, config={"vocab_size": 2000})
-    (result,) = compression.run(CPU, torch.float32, 2, "sdpa", cases=[case])
+    (result,) = compression.run(Settings(repeats=2), cases=[case])
     sizes = result.sizes
     float32, bfloat16, int8 = (sizes[f"hf_ctxmodels, {name}"] for name in ("float32", "bfloat16", "int8 by token"))
     assert float32 > 1.9 * bfloat16 > 1.9 * 1.8 * int8
@@ -92,7 +93,7 @@ def test_compression_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of(compression.table([result]))
     assert [row.split("|")[2].strip() for row in rows] == [*result.measurements]
     assert [("missed" in row) for row in rows] == [("int8" in name) for name in result.measurements]
-    assert not [*compression.run(CPU, torch.float32, 2, "sdpa", only="no such", cases=[case])]
+    assert not [*compression.run(Settings(repeats=2, only="no such"), cases=[case])]
 
 
 @pytest.mark.slow
@@ -100,7 +101,7 @@ def test_serving_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("openvino")
     monkeypatch.setattr(serving, "_PAUSE", 0)
     case = Case("bert", "inference", 1, 64, 16, 2, 0.5, None, None, config={"vocab_size": 200})
-    results = list(serving.run(CPU, torch.float32, 2, "sdpa", cases=[case]))
+    results = list(serving.run(Settings(repeats=2), cases=[case]))
     assert [result.name for result in results] == [
         "batches in random order",
         "batches sorted by length",
@@ -115,13 +116,13 @@ def test_serving_suite(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sharing_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = replace(sharing.CASE, layers=3, width=64, length=25, batch=2, config={"vocab_size": 300})
     monkeypatch.setattr(sharing, "CASE", tiny)
-    results = list(sharing.run(CPU, torch.float32, repeats=2, attention="sdpa"))
+    results = list(sharing.run(Settings(repeats=2)))
     assert len(rows_of(sharing.table(results))) == 4 * len(sharing.EMBEDDING_SIZES)
     for start in range(0, len(results), 4):
         parameters = {result.case.config["parameter_sharing"]: result.parameters for result in results[start:][:4]}
         assert parameters["all"] < parameters["ffn"] < parameters["attention"] < parameters["none"]
         assert all(result.encoder_parameters < result.parameters for result in results)
-    selected = list(sharing.run(CPU, torch.float32, repeats=1, attention="sdpa", only="E=128"))
+    selected = list(sharing.run(Settings(repeats=1, only="E=128")))
     assert {result.case.config["embedding_size"] for result in selected} == {128}
 
 
@@ -139,7 +140,7 @@ def test_parameter_counts_of_sharing_match_paper(width: int) -> None:
 
 def test_vocabulary_loss_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vocabulary_loss, "SHAPES", ((8, 16, 50), (9, 16, 50)))
-    results = list(vocabulary_loss.run(CPU, torch.float32, repeats=2, attention="sdpa"))
+    results = list(vocabulary_loss.run(Settings(repeats=2)))
     assert max(result.difference for result in results) < 1e-6
     rows = rows_of(vocabulary_loss.table(results))
     assert [row.split("|")[1].strip() for row in rows] == ["8", "9"]

@@ -5,13 +5,12 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 from benchmarks import word_vectors
+from benchmarks.settings import Settings
 
 from hf_ctxmodels import CtxError
 
 pytest.importorskip("gensim", reason="compares with gensim (extra `demo`)")
-RUN_ARGUMENTS = (torch.device("cpu"), torch.float32, 1, "sdpa")
 WORDS = [f"word{number}" for number in range(30)]
 
 
@@ -33,7 +32,7 @@ def word_tests(tmp_path: Path) -> str:
 
 
 def test_speed_suite(text: str) -> None:
-    results = list(word_vectors.run_speed(*RUN_ARGUMENTS, dataset=text))
+    results = list(word_vectors.run_speed(Settings(repeats=1, dataset=text)))
     assert [result.architecture for result in results] == ["skip-gram", "cbow"]
     for result in results:
         assert result.words == 4000
@@ -43,12 +42,13 @@ def test_speed_suite(text: str) -> None:
     assert table[0].startswith("| architecture | words |")
     assert table[2].startswith("| skip-gram | 4,000 |")
     assert len(table) == 4
-    assert [result.architecture for result in word_vectors.run_speed(*RUN_ARGUMENTS, "cbow", dataset=text)] == ["cbow"]
+    (result,) = word_vectors.run_speed(Settings(repeats=1, only="cbow", dataset=text))
+    assert result.architecture == "cbow"
 
 
 def test_quality_suite(text: str, word_tests: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(word_vectors, "ANALOGY_TEST", word_vectors.ANALOGY_TEST.removesuffix(".gz"))
-    results = list(word_vectors.run_quality(*RUN_ARGUMENTS, dataset=text, word_tests=word_tests, epochs=1))
+    results = list(word_vectors.run_quality(Settings(repeats=1, dataset=text, word_tests=word_tests, epochs=1)))
     methods = [f"{package}, {name}" for name in ("skip-gram", "cbow") for package in ("hf_ctxmodels", "gensim")]
     methods.append("hf_ctxmodels, GloVe")
     assert [result.method for result in results] == methods
@@ -62,4 +62,4 @@ def test_quality_suite(text: str, word_tests: str, monkeypatch: pytest.MonkeyPat
 
 def test_quality_requires_test_files(text: str) -> None:
     with pytest.raises(CtxError, match="static-quality needs test files"):
-        next(word_vectors.run_quality(*RUN_ARGUMENTS, dataset=text))
+        next(word_vectors.run_quality(Settings(repeats=1, dataset=text)))
