@@ -133,7 +133,7 @@ def single_head_scores(
     mode: DisabledMode = "zero",
     scores: Mapping[str, list[float]] | None = None,
 ) -> Iterator[tuple[str, list[float]]]:
-    """The score with each single head disabled, and with all heads of its layer (Kovaleva et al. 2019, section 4.5;
+    """The score with each single head disabled, and with all heads of its layer (Kovaleva et al. 2019, section 4.6;
     Michel et al. 2019, section 3.2).
 
     Args:

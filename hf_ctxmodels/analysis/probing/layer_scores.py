@@ -211,15 +211,15 @@ class MixScores:
     weights: np.ndarray
 
     def deltas(self) -> np.ndarray:
-        """(layers - 1, seeds) gain of each layer from 1 on (equation 5)."""
+        """(layers - 1, seeds) gain of each layer from 1 on (equation 3)."""
         return np.diff(self.scores, axis=0)
 
     def center_of_gravity(self) -> np.ndarray:
-        """(seeds,) mean layer by mixing weight (equation 6)."""
+        """(seeds,) mean layer by mixing weight (equation 2)."""
         return (np.arange(len(self.weights))[:, None] * self.weights).sum(0)
 
     def expected_layer(self) -> np.ndarray:
-        """(seeds,) mean layer by gain, negative gains included; nan if all gains together are 0 (equation 7)."""
+        """(seeds,) mean layer by gain, negative gains included; nan if all gains together are 0 (equation 4)."""
         deltas = self.deltas()
         total = deltas.sum(0)
         weighted = (np.arange(1, len(self.scores))[:, None] * deltas).sum(0)

@@ -248,7 +248,7 @@ def segment_softmax(scores: Tensor, segments: Tensor, num_segments: int) -> Tens
 
 class MixedProbes(nn.Module):
     """Probes of learned mixes of layers: input l mixes the layers 0 to l, by `gamma * sum_j softmax(s)_j * layer_j`
-    (Tenney et al. 2019, section 3.1, equations 1 to 4).
+    (Tenney et al. 2019, section 3.1, equation 1).
 
     Variants do not share their mixes, so that the mixes are the L * V inputs of probes with one variant.
     """

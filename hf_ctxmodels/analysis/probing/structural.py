@@ -51,7 +51,8 @@ class ParsedSentence:
 
 
 class StructuralProbes(nn.Module):
-    """Maps B of L layers and V seeds: squared distances |B (x - y)|^2 and squared norms |Bx|^2 (section 2.2).
+    """Maps B of L layers and V seeds: squared distances |B (x - y)|^2 and squared norms |Bx|^2 (sections 2.1
+    and 2.3).
 
     Initial weights are smaller than the published ±0.05, for vectors of variance 1 (see `standardize`), whose distances
     would be far larger than distances in trees.
@@ -216,8 +217,8 @@ def rank_correlations(predictions: np.ndarray, gold: np.ndarray) -> np.ndarray:
 
 
 class SpearmanByLength:
-    """Spearman correlations, averaged over the rows of a sentence length, then over the lengths from 5 to 50 (section
-    3.2)."""
+    """Spearman correlations, averaged over the rows of a sentence length, then over the lengths from 5 to 50
+    (sections 3.1 and 3.2)."""
 
     def __init__(self) -> None:
         self._sums: dict[int, np.ndarray] = {}
@@ -246,7 +247,7 @@ def scored_edges(distances: np.ndarray, is_scored: np.ndarray) -> np.ndarray:
 
 def evaluate_distances(predictions: Iterator[tuple[ParsedSentence, np.ndarray]]) -> dict[str, np.ndarray]:
     """`uuas`, the share of gold edges between words without punctuation in the minimum spanning tree, over the corpus;
-    and `spearman` (section 3.2), each (L, V)."""
+    and `spearman` (section 3.1), each (L, V)."""
     correct, total, spearman = 0, 0, SpearmanByLength()
     for sentence, distances in predictions:
         gold = {tuple(edge) for edge in scored_edges(sentence.distances, sentence.is_scored).tolist()}

@@ -1,6 +1,6 @@
 """Search for a universal trigger: gradient of the trigger's embeddings, first-order candidates, beam search.
 
-Wallace et al. 2019 (arXiv 1908.07125), section 2.2. The trigger is inserted into the texts, so that the tokenizer adds
+Wallace et al. 2019 (arXiv 1908.07125), section 2. The trigger is inserted into the texts, so that the tokenizer adds
 its special tokens before it, and its positions are those at which two encodings with different marker tokens differ.
 """
 

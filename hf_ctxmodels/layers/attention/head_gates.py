@@ -25,7 +25,7 @@ from hf_ctxmodels.core.errors import CtxError
 
 DisabledMode = Literal["zero", "uniform"]
 """How a head is disabled: "zero" multiplies its context by 0 (Michel et al. 2019, section 2.3); "uniform" distributes
-its attention equally over the keys that a query may attend to (Kovaleva et al. 2019, section 4.5)."""
+its attention equally over the keys that a query may attend to (Kovaleva et al. 2019, section 4.6)."""
 
 
 @contextmanager
