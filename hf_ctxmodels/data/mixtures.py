@@ -61,7 +61,7 @@ class Mixture(Dataset, ABC):
 
 
 class RoundRobinMixture(Mixture):
-    """Batches of one dataset each, in a fixed cycle (Clark et al. 2018, section 3.1: labeled, unlabeled, ...).
+    """Batches of one dataset each, in a fixed cycle (Clark et al. 2018, section 2.1: labeled, unlabeled, ...).
 
     An epoch is a pass over the first dataset.
     """
@@ -234,7 +234,7 @@ class ReweightedMixture(EpochMixture):
 
 class UnlabeledMixture(Mixture):
     """Optimizer steps of a mixture of labeled datasets in turn with steps of unlabeled examples (Clark et al. 2018,
-    section 3.4). An epoch is an epoch of the labeled mixture.
+    section 2.2). An epoch is an epoch of the labeled mixture.
 
     Args:
         labeled: A mixture whose choices are for batches.

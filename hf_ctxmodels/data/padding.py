@@ -181,7 +181,7 @@ def mark_unlabeled(features: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 class UnlabeledCollator:
-    """Collates labeled and unlabeled examples (Clark et al. 2018, section 3); the latter have `views`, not labels.
+    """Collates labeled and unlabeled examples (Clark et al. 2018, section 2); the latter have `views`, not labels.
 
     Args:
         collate: The collator of labeled examples.

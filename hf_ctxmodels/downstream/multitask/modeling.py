@@ -132,7 +132,7 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
             adapters.activate()
 
     def _learn_views(self, views: Tensor, arguments: dict[str, Any]) -> CtxCrossViewOutput:
-        """The cross-view losses of all heads (Clark et al. 2018, section 3.4); a head of texts learns from a text with
+        """The cross-view losses of all heads (Clark et al. 2018, section 2.2); a head of texts learns from a text with
         a target, a head of words only from `views` of words."""
         losses, weighted = [], []
         for name, head in self.heads.items():

@@ -30,7 +30,7 @@ class CtxCvtConfig(CtxCharacterConfig):
         pooling: Pooling of a text: "mean" of its states, or "mean+max", twice as wide.
         text_pairs: Whether sequence classification encodes the two texts of a pair separately; every view reads the
             features (u, v, |u - v|, u * v) of their pooled vectors u and v, and a single text is used as both.
-        tasks: Name -> labels of several tagging tasks (section 3.4), in the order of the names; None for one task with
+        tasks: Name -> labels of several tagging tasks (section 2.2), in the order of the names; None for one task with
             the labels `id2label`.
         target_vocab_size: Size of the target vocabulary of translation, special tokens included.
         target_embedding_size: Width of the decoder's word embeddings, chosen by this package.
@@ -93,5 +93,5 @@ class CtxCvtConfig(CtxCharacterConfig):
 
     @property
     def head_input_size(self) -> int:
-        """Width of the primary prediction's input, all LSTM layers (section 4.1)."""
+        """Width of the primary prediction's input, all LSTM layers (section 3.2)."""
         return self.hidden_size * self.num_hidden_layers

@@ -100,7 +100,7 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
 
 
 class Predictor(LinearLayers):
-    """Classifier with one hidden layer (section 4.1)."""
+    """Classifier with one hidden layer (section 3.2)."""
 
     def __init__(self, input_size: int, hidden_size: int, labels: int) -> None:
         super().__init__(nn.Linear(input_size, hidden_size), nn.ReLU(), nn.Linear(hidden_size, labels))
@@ -186,7 +186,7 @@ def summed_consistency_loss(
     teacher: Tensor, students: dict[str, Tensor], problem_type: str = "single_label_classification"
 ) -> Tensor:
     """Kullback-Leibler divergence D(teacher || student) in nats of (predictions, labels) logits, summed over
-    predictions and students (section 3.1); the teacher gets no gradient.
+    predictions and students (section 3.2); the teacher gets no gradient.
 
     "multi_label_classification" has one distribution per label, "regression" the squared distance.
     """
@@ -236,7 +236,7 @@ class CtxCvtOutput(ModelOutput):
 
 
 class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
-    """Base class of the semi-supervised heads (section 3).
+    """Base class of the semi-supervised heads (sections 2 and 3).
 
     On unlabeled text, auxiliary predictions from partial views are trained to match the primary prediction, which is
     computed without dropout. With `has_word_views` predictions are made for words, otherwise for texts.
@@ -412,7 +412,7 @@ class CtxCvtForQuestionAnswering(heads.ForQuestionAnswering, CtxCvtPreTrainedMod
     supports_layer_mix = False
 
     def encode(self, *, output_hidden_states: bool | None = None, **inputs: Any) -> Any:
-        """Run the encoder; `last_hidden_state` concatenates the outputs of all layers (section 4.1)."""
+        """Run the encoder; `last_hidden_state` concatenates the outputs of all layers (section 3.2)."""
         outputs = super().encode(output_hidden_states=True, **inputs)
         outputs.last_hidden_state = torch.cat(outputs.hidden_states[1:], -1)
         if not self.config.returns_hidden_states(output_hidden_states):

@@ -1,4 +1,4 @@
-"""Translation by cross-view training (Clark et al. 2018, section 3.2): on unlabeled sources, auxiliary decoders are
+"""Translation by cross-view training (Clark et al. 2018, section 3.4): on unlabeled sources, auxiliary decoders are
 trained on the output of the primary decoder."""
 
 from dataclasses import dataclass
@@ -142,7 +142,7 @@ class CtxCvtForConditionalGenerationOutput(heads.ConditionalGenerationOutput):
 
 
 class CtxCvtForConditionalGeneration(heads.RecurrentForConditionalGeneration, CtxCvtPreTrainedModel, GenerationMixin):
-    """The translator (section 3.2): an LSTM decoder with bilinear attention to the encoder's last layer, from which
+    """The translator (section 3.4): an LSTM decoder with bilinear attention to the encoder's last layer, from which
     softmax(W_s a) predicts the next word, see `ContextLayer`.
 
     Two auxiliary decoders share the word embeddings and the LSTM, and have a separate attention and softmax layer:
