@@ -1,7 +1,9 @@
 """AdaGrad on single cells of a co-occurrence matrix, compiled for the CPU by numba (extra `words`).
 
-The released code of GloVe works the same way (Pennington et al. 2014, section 4.2). With tensors, the gradients of a
-batch would have to be sorted by words before AdaGrad can square their sums, which takes most of the time.
+The released code of GloVe also updates cell by cell (Pennington et al. 2014, section 4.2); its sums of squares start at
+1, exclude the present gradient, and add the squares of the gradients times the learning rate. With tensors, the
+gradients of a batch would have to be sorted by words before AdaGrad can square their sums, which takes most of the
+time.
 """
 
 import math
