@@ -44,7 +44,8 @@ class DataCollatorForPermutationLM(PaddingCollator):
 
     The content of position i sees position j if `permutation_order[j] <= permutation_order[i]`; the query of target i
     sees j if `permutation_order[j] < permutation_order[i]`. Each target has a different rank, and all other tokens have
-    rank -1, visible to every position.
+    rank -1, visible to every position. (In the released code special tokens keep random ranks, too: tokens of rank -1
+    do not see them, and they see targets of lower ranks.)
 
     With `reuse_length` an example has two blocks: its first `reuse_length` tokens, whose hidden states are the memory
     of the next example, and the rest. The order is sampled within each block. All ranks of the second block are higher
