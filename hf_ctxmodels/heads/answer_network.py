@@ -1,5 +1,5 @@
 """The stochastic answer network, a classifier of pairs that reasons in several steps (Liu et al. 2018, arXiv
-1804.07888), as used by MT-DNN (Liu et al. 2019, arXiv 1901.11504, section 3, equations 6 to 9)."""
+1804.07888), as used by MT-DNN (Liu et al. 2019, arXiv 1901.11504, section 3, equations 3 and 4)."""
 
 import torch
 from torch import Tensor, nn

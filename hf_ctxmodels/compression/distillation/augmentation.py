@@ -1,5 +1,5 @@
 """Data augmentation for distillation: words replaced by a masked language model and by word vectors (TinyBERT, Jiao et
-al. 2020, section 4.2 and the released code), or masks and n-grams (Tang et al. 2019, section 3.3)."""
+al. 2020, section 3.2 and the released code), or masks and n-grams (Tang et al. 2019, section 3.3)."""
 
 import re
 from collections.abc import Callable, Sequence

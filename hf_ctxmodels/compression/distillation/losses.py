@@ -243,7 +243,7 @@ def parse_layer_map(text: str, student_layers: int, teacher_layers: int, *, firs
 
     | name | pairs (student, teacher) | used by |
     |---|---|---|
-    | `uniform` | states (i, ki), i = 0 ... n; scores (i, ki), i = 1 ... n | TinyBERT (Jiao et al. 2020, section 4.1) |
+    | `uniform` | states (i, ki), i = 0 ... n; scores (i, ki), i = 1 ... n | TinyBERT (Jiao et al. 2020, section 4.2) |
     | `skip` | (i, ki) for i = 1 ... n-1 | BERT-PKD-skip (Sun et al. 2019, section 3.2) |
     | `last` | (i, m - n + i) for i = 1 ... n-1 | BERT-PKD-last |
 

@@ -186,7 +186,7 @@ class SublayerAdapters(nn.Module):
 
 
 class InvertibleAdapter(nn.Module):
-    """Two additive couplings of the halves of an embedding (NICE; Pfeiffer et al. 2020, section 4.2.2, equations 4-7).
+    """Two additive couplings of the halves of an embedding (NICE; Pfeiffer et al. 2020, section 4).
 
     A half's width divided by `reduction_factor` is the width of the bottleneck between the linear layers of a coupling.
     """

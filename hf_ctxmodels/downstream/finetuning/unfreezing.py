@@ -21,7 +21,7 @@ _BEST_SCORE = "best_of_stage.json"
 
 
 class ChainThaw(LayerUnfreezing):
-    """Chain-thaw (Felbo et al. 2017, arXiv 1708.00524, section 3.2): trains the heads alone, then each group of layers
+    """Chain-thaw (Felbo et al. 2017, arXiv 1708.00524, section 3.3): trains the heads alone, then each group of layers
     alone from the embeddings up, then all together.
 
     Each stage has an equal share of the run. It begins with a new optimizer state and ends with an evaluation and the

@@ -261,7 +261,7 @@ class FeatureStack(nn.Module):
 
     def penalty(self) -> Tensor:
         """Squared norm of the weights of all mixes, an L2 penalty towards the average of the layers (Peters et al.
-        2018, section 3.4)."""
+        2018, section 3.3)."""
         penalties = [model.mix.distance() for model in self._models if model.mix is not None]
         return torch.stack(penalties).sum() if penalties else torch.zeros(())
 

@@ -81,7 +81,7 @@ class TrilinearAttention(nn.Module):
 
 
 class AnswerSpanNetwork(nn.Module):
-    """BiDAF with self-attention (Clark & Gardner 2018, section 3.1 and figure 1).
+    """BiDAF with self-attention (Clark & Gardner 2018, section 2.3 and figure 1).
 
         h, q = BiGRU(context), BiGRU(question)                                      shared weights
         c_i = sum_j softmax_j(a_ij) q_j                                             context-to-query
@@ -93,7 +93,7 @@ class AnswerSpanNetwork(nn.Module):
     a is `TrilinearAttention`. s_i is the sum of the states g_j of other words, weighted by the softmax of their scores
     and, as in the released code, of a learned bias, which attends to nothing. With `options.no_answer`, a layer on the
     means of u and v, weighted by the softmax of their logits, and on a learned weighted mean of x computes the logit of
-    no answer (section 3.4).
+    no answer (section 3.3).
 
     Args:
         output_size: Width of vectors that are concatenated with h and q, so that the attention reads them (Peters et
@@ -196,7 +196,7 @@ def answer_span_loss(
     num_items: ItemCounts = None,
 ) -> Tensor:
     """Mean negative log-likelihood in nats of answers under a softmax over all pairs of a start and an end, and no
-    answer (Clark & Gardner 2018, section 3.4). Without a logit of no answer, it is the sum of the cross-entropies of
+    answer (Clark & Gardner 2018, section 3.3). Without a logit of no answer, it is the sum of the cross-entropies of
     start and end.
 
     Args:

@@ -49,7 +49,7 @@ class Ranking(Task[RankingExample]):
     """Relevance ranking of the candidates of a query: the head scores each pair (query, candidate).
 
     The loss is the negative log probability of a relevant candidate in the softmax over this candidate and the
-    irrelevant candidates of the query (Liu et al. 2019, arXiv 1901.11504, equations 5 and 6, the released code).
+    irrelevant candidates of the query (Liu et al. 2019, arXiv 1901.11504, equations 5, 8 and 9, the released code).
 
     Files are tables with one row for each candidate: query, candidate (`--text_columns query,candidate`) and label, 1
     if it is relevant, else 0. The rows of a query must be consecutive, with a relevant and an irrelevant candidate; a
