@@ -32,7 +32,7 @@ class BottleneckConfig:
         init_weights: "bert": normal, standard deviation 0.02; "houlsby": 0.01, truncated at two standard deviations;
             "mam_adapter": a new adapter is the identity.
         leave_out: Indices of layers without an adapter, from 0; a decoder's layers follow the encoder's.
-        inv_adapter: "nice" for an invertible adapter of the embeddings (Pfeiffer et al. 2020, section 4), or None.
+        inv_adapter: "nice" for an invertible adapter of the embeddings (Pfeiffer et al. 2020, section 4.3), or None.
         inv_adapter_reduction_factor: Half the width of the embeddings divided by the width of its bottlenecks.
         one_per_depth: Whether a layer that is applied at several depths (ALBERT) has an adapter for each; AdapterHub
             has one adapter per layer.

@@ -186,7 +186,7 @@ class SublayerAdapters(nn.Module):
 
 
 class InvertibleAdapter(nn.Module):
-    """Two additive couplings of the halves of an embedding (NICE; Pfeiffer et al. 2020, section 4).
+    """Two additive couplings of the halves of an embedding (NICE; Pfeiffer et al. 2020, section 4.3).
 
     A half's width divided by `reduction_factor` is the width of the bottleneck between the linear layers of a coupling.
     """
