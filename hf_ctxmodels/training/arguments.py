@@ -61,6 +61,11 @@ class AdaGradOptions(OptimizerOptions):
     """AdaGrad (Duchi et al. 2011), for word vectors."""
 
     weight_decay: float = flag(0.0, "Weight decay; impossible with sparse gradients.")
+    initial_accumulator: float = flag(0.0, "Initial sum of squares; with 0 the first step of a weight is the rate.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "initial_accumulator", at_least=0, location="--optimizer")
 
 
 @dataclass(frozen=True)

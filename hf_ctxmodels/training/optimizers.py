@@ -15,6 +15,7 @@ from transformers import Adafactor, PreTrainedModel, get_scheduler
 from hf_ctxmodels.core.errors import CtxError, require_packages
 from hf_ctxmodels.training.arguments import (
     AdafactorOptions,
+    AdaGradOptions,
     AdamOptions,
     AdamWOptions,
     ASGDOptions,
@@ -25,7 +26,6 @@ from hf_ctxmodels.training.arguments import (
     LinearOptions,
     LoopArguments,
     NTASGDOptions,
-    SGDOptions,
     SlantedTriangularOptions,
 )
 from hf_ctxmodels.training.defaults import with_default_rates
@@ -177,7 +177,9 @@ def make_optimizer(model: PreTrainedModel, arguments: LoopArguments) -> torch.op
                 hint="remove weight_decay.",
             )
         set_sparse_gradients(True)
-    return (torch.optim.SGD if isinstance(options, SGDOptions) else torch.optim.Adagrad)(groups, lr=rate)
+    if isinstance(options, AdaGradOptions):
+        return torch.optim.Adagrad(groups, lr=rate, initial_accumulator_value=options.initial_accumulator)
+    return torch.optim.SGD(groups, lr=rate)
 
 
 def _lamb(groups: list[dict[str, Any]], settings: dict[str, Any]) -> torch.optim.Optimizer:

@@ -9,7 +9,13 @@ import torch
 from torch import nn
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.training.arguments import AdafactorOptions, AdamWOptions, LambOptions, LoopArguments
+from hf_ctxmodels.training.arguments import (
+    AdafactorOptions,
+    AdaGradOptions,
+    AdamWOptions,
+    LambOptions,
+    LoopArguments,
+)
 from hf_ctxmodels.training.optimizers import NEVER, Averaging, make_optimizer, make_scheduler, scaled_learning_rate
 
 
@@ -121,6 +127,24 @@ def test_scaled_adamw():
                 x[index] -= rate * (size * update + (decay * x[index] if parameter.ndim == 2 else 0))
             updated = parameter.detach().double().flatten()
             torch.testing.assert_close(updated, torch.tensor(x).double(), rtol=1e-5, atol=1e-6)
+
+
+def test_adagrad_with_initial_accumulator():
+    """Duchi et al. 2011, with the sum of squares starting above 0 as in the released code of ELMo."""
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 1, bias=False)
+    weight, sums = layer.weight.detach().clone(), torch.full((1, 3), 0.5)
+    options = AdaGradOptions(initial_accumulator=0.5)
+    optimizer = make_optimizer(layer, LoopArguments("x", max_steps=1, learning_rate=0.2, optimizer=options))
+    for _ in range(3):
+        gradient = torch.randn(1, 3)
+        layer.weight.grad = gradient.clone()
+        optimizer.step()
+        sums = sums + gradient**2
+        weight = weight - 0.2 * gradient / sums.sqrt()
+        torch.testing.assert_close(layer.weight.detach(), weight)
+    with pytest.raises(CtxError, match="initial_accumulator"):
+        AdaGradOptions(initial_accumulator=-1.0)
 
 
 def test_inverse_square_root_schedule():
