@@ -52,6 +52,31 @@ def test_updates_match_adagrad_with_one_cell_per_step(model, cells) -> None:
     torch.testing.assert_close(sums, expected_sums, rtol=1e-4, atol=1e-6)
 
 
+def test_updates_match_released_code(model, cells) -> None:
+    """The loop of glove.c at its rate, which is AdaGrad at the rate 1 from sums of 1 / rate^2, except that its sums
+    exclude the present gradient."""
+    rate = 0.05
+    names = ("glove.word_embeddings", "glove.context_embeddings", "word_bias", "context_bias")
+    initial = {name: model.state_dict()[f"{name}.weight"].double().clone() for name in names}
+    weights = {name: weight.clone() for name, weight in initial.items()}
+    squares = {name: torch.ones_like(weight) for name, weight in weights.items()}
+    for row, column in (cells["labels"] != -100).nonzero().tolist():
+        i, j, count = (cells[name][row, column] for name in ("input_ids", "labels", "cooccurrences"))
+        word, context, word_bias, context_bias = (weights[name][id] for name, id in zip(names, (i, j, i, j)))
+        error = word @ context + word_bias + context_bias - count.double().log()
+        scaled = rate * min(1.0, float(count) / 3.0) ** 0.75 * error
+        updates = zip(names, (i, j, i, j), (scaled * context, scaled * word, scaled, scaled), strict=True)
+        for name, id, update in [(name, id, update.clone()) for name, id, update in updates]:
+            weights[name][id] -= update / squares[name][id].sqrt()
+            squares[name][id] += update**2
+    sums = {name: torch.full_like(parameter, 1 / rate**2) for name, parameter in model.named_parameters()}
+    model(**cells, learning_rate=1.0, squares=sums)
+    for name in names:
+        change = model.state_dict()[f"{name}.weight"].double() - initial[name]
+        expected = weights[name] - initial[name]
+        assert float((change - expected).norm() / expected.norm()) < 0.01
+
+
 def test_loss_with_several_threads(model, cells) -> None:
     initial_weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     losses = []
