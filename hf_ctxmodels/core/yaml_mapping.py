@@ -14,26 +14,20 @@ from hf_ctxmodels.core.loading import read_utf8
 _LINES_HINT = "write `key: value`, one per line."
 
 
+class _UniqueKeyLoader(yaml.SafeLoader):
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set[tuple[str, str]]()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if (key.tag, key.value) in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} occurs twice", key.start_mark)
+            seen.add((key.tag, key.value))
+        return node
+
+
 def load_unique_keys(text: str) -> Any:
     """`yaml.safe_load`, which also raises `yaml.YAMLError` if a mapping has a key twice."""
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    nodes, visited = [root], set[int]()
-    while nodes:
-        node = nodes.pop()
-        if not isinstance(node, yaml.CollectionNode) or id(node) in visited:
-            continue
-        visited.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            nodes += node.value
-            continue
-        seen = set[tuple[str, str]]()
-        for key, value in node.value:
-            nodes.append(value)
-            if isinstance(key, yaml.ScalarNode):
-                if (key.tag, key.value) in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} occurs twice", key.start_mark)
-                seen.add((key.tag, key.value))
-    return None if root is None else yaml.SafeLoader("").construct_document(root)
+    return yaml.load(text, Loader=_UniqueKeyLoader)
 
 
 class YamlMapping:
