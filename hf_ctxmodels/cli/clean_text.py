@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import getdoc
 from pathlib import Path
 
@@ -65,8 +65,7 @@ def clean() -> None:
         bad_words=[word for word in bad_words if word],
         is_in_language=arguments.language and LanguageFilter(arguments.language, arguments.min_language_probability),
     )
-    documents, _ = replace(data, validation_fraction=0.0).load()
-    cleaner = TextCleaner(rules)
+    documents, cleaner = data.open(), TextCleaner(rules)
     write_documents(arguments.output, cleaner.clean(progress_bar(documents.paragraphs(), "cleaning", unit="documents")))
     if arguments.report is not None:
         write_text_file(arguments.report, json.dumps(cleaner.to_json(), indent=2) + "\n")
@@ -119,9 +118,9 @@ def overlap() -> None:
     benchmarks = [read_benchmark(path, arguments.text_columns, arguments.document_separator) for path in arguments.test]
     documents = load_documents(
         *arguments.train,
-        split=arguments.dataset_split,
+        dataset_split=arguments.dataset_split,
         text_column=arguments.text_column,
-        config_name=arguments.dataset_config,
+        dataset_config=arguments.dataset_config,
         document_separator=arguments.document_separator,
     )
     result = measure_overlap(documents, benchmarks, rule, num_proc=arguments.num_proc, show_progress=True)

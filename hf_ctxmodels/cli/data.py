@@ -80,7 +80,7 @@ def pairs() -> None:
     limits = PairLimits(*(getattr(arguments, name) for name in limit_names))
     pairs_by_split: Iterable[list[tuple[str, str]]]
     if arguments.kind == "summaries":
-        documents = load_documents(*arguments.dataset, skip_empty=True).split(arguments.validation_fraction)
+        documents = load_documents(*arguments.dataset, skip_empty_documents=True).split(arguments.validation_fraction)
         pairs_by_split = [list(summary_pairs(articles, limits)) for articles in documents]
     else:
         questions = [question for file in arguments.dataset for question in read_squad(file)]
@@ -135,7 +135,7 @@ def units() -> None:
     check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=inputs)
     counts = Counter[str]()
     if arguments.dataset:
-        documents = load_documents(*arguments.dataset, skip_empty=True)
+        documents = load_documents(*arguments.dataset, skip_empty_documents=True)
         if arguments.validation_fraction:
             documents, _ = documents.split(arguments.validation_fraction)
         limits = ("min_count", "min_information", "max_words")
@@ -190,7 +190,7 @@ def phrases() -> None:
     check_text_suffix(arguments.output)
     inputs = document_files(arguments.dataset)
     check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=inputs)
-    documents = load_documents(*arguments.dataset, skip_empty=True)
+    documents = load_documents(*arguments.dataset, skip_empty_documents=True)
     passes: list[dict[tuple[str, str], float]] = []
 
     def joined(description: str) -> Iterator[list[str]]:

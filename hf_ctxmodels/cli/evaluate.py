@@ -158,7 +158,7 @@ def print_cooccurrence_ratios(arguments: WordArguments, model: Any, tokenizer: A
         )
     columns: list[tuple[str, str, list[float]]] = []
     if arguments.ratio_text:
-        documents = load_documents(*arguments.ratio_text, skip_empty=True)
+        documents = load_documents(*arguments.ratio_text, skip_empty_documents=True)
         first, second = cooccurrence_probabilities(tokenizer, documents, words, probes)
         columns += [(f"P(k|{word})", ".3e", row.tolist()) for word, row in zip(words, (first, second), strict=True)]
         columns.append(("ratio", ".4g", (first / second).tolist()))

@@ -101,7 +101,9 @@ def main() -> None:
     separator: Separator | None = arguments.document_separator
     if separator is None and arguments.validation_fraction is None:
         separator = "blank"
-    documents = load_documents(*arguments.dataset, split=arguments.split, skip_empty=True, document_separator=separator)
+    documents = load_documents(
+        *arguments.dataset, dataset_split=arguments.split, skip_empty_documents=True, document_separator=separator
+    )
     if arguments.validation_fraction is not None:
         documents = documents.split(arguments.validation_fraction)[1]
     results = measure(model, tokenizer, documents, arguments)

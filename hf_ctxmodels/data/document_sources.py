@@ -117,100 +117,72 @@ class DataArguments:
 
     def load(self) -> tuple[Documents, Documents | None]:
         """The training documents, and the held-out documents or None."""
-        documents = load_documents(
-            *self.dataset,
-            split=self.dataset_split,
-            text_column=self.text_column,
-            units_column=self.units_column,
-            control_codes=self.control_codes,
-            control_column=self.control_column,
-            config_name=self.dataset_config,
-            streaming=self.streaming,
-            skip_empty=self.skip_empty_documents,
-            language_tags=self.language_tags,
-            translations=self.translations,
-            news_articles=self.news_articles,
-            document_separator=self.document_separator,
-            max_documents=self.max_documents,
-        )
+        documents = self.open()
         return documents.split(self.validation_fraction) if self.validation_fraction else (documents, None)
 
+    def open(self) -> Documents:
+        """All documents, whose sources each iteration reads again; files are always streamed.
 
-def load_documents(
-    *datasets: str,
-    split: str = "train",
-    text_column: str = "text",
-    units_column: str | None = None,
-    control_codes: Sequence[str] = (),
-    control_column: str | None = None,
-    config_name: str | None = None,
-    streaming: bool = False,
-    skip_empty: bool = False,
-    language_tags: Sequence[str] = (),
-    translations: Sequence[str] = (),
-    news_articles: bool = False,
-    document_separator: Separator | None = None,
-    max_documents: int | None = None,
-) -> Documents:
-    """Open sources of documents; each iteration reads them again. `DataArguments` documents the arguments.
-
-    Files are always streamed. Raises CtxError if a source does not exist, or the numbers of arguments do not
-    match; errors in the data are raised while iterating.
-    """
-    numbers = [len(values) or len(datasets) for values in (translations, language_tags, control_codes)]
-    if numbers != [len(datasets)] * 3:
-        raise CtxError(
-            f"{len(translations)} files of translations for {len(datasets)} datasets, with {len(language_tags)} "
-            f"language tags and {len(control_codes)} control codes.",
-            hint="set one file of translations, one tag and one code for each dataset, or none.",
+        Raises CtxError if a source does not exist, or the numbers of arguments do not match; errors in the data are
+        raised while iterating.
+        """
+        options = self.translations, self.language_tags, self.control_codes
+        if any(len(values) not in (0, len(self.dataset)) for values in options):
+            raise CtxError(
+                f"{len(self.translations)} files of translations for {len(self.dataset)} datasets, with "
+                f"{len(self.language_tags)} language tags and {len(self.control_codes)} control codes.",
+                hint="set one file of translations, one tag and one code for each dataset, or none.",
+            )
+        if self.news_articles and (any(options) or self.control_column):
+            raise CtxError(
+                "News articles have neither language tags nor translations nor control codes.",
+                location="--news_articles",
+                hint="omit --language_tags, --translations, --control_codes and --control_column.",
+            )
+        check_range(self, "max_documents", at_least=1)
+        names: list[str] = []
+        chunks: list[Chunk] = []
+        absent = [NONE] * len(self.dataset)
+        for dataset, translation, tag, code in zip(
+            self.dataset, *(values or absent for values in options), strict=True
+        ):
+            tag = "" if tag == NONE else f"{tag} "
+            readers: list[SizedReader]
+            if translation != NONE:
+                text, translated = files = [require_file(path) for path in (dataset, translation)]
+                name = " with ".join(file_name(file.path) for file in files)
+                readers = [(partial(read_translated, text.path, translated.path, tag), _total_size(files))]
+            elif self.news_articles:
+                name, files = _match_documents(dataset, (".jsonl",), f"write one article per line: {EXAMPLE_ARTICLE}")
+                readers = _group_files(files, read_articles)
+            else:
+                name, readers = _open(dataset, self)
+                if tag:
+                    readers = [(partial(_tagged, reader, tag), size) for reader, size in readers]
+                if code != NONE:
+                    readers = [(partial(_coded, reader, code), size) for reader, size in readers]
+            chunks += [Chunk(len(names), reader, size) for reader, size in readers]
+            names.append(name)
+        return Documents(
+            ", ".join(names),
+            group_chunks(chunks),
+            tuple(names),
+            self.skip_empty_documents,
+            max_documents=self.max_documents,
         )
-    if news_articles and (language_tags or translations or control_codes or control_column):
-        raise CtxError(
-            "News articles have neither language tags nor translations nor control codes.",
-            location="--news_articles",
-            hint="omit --language_tags, --translations, --control_codes and --control_column.",
-        )
-    if max_documents is not None:
-        check_range({"max_documents": max_documents}, at_least=1)
-    names: list[str] = []
-    chunks: list[Chunk] = []
-    columns = TextColumns(text_column, units_column, control_column)
-    absent = [NONE] * len(datasets)
-    options = translations or absent, language_tags or absent, control_codes or absent
-    for dataset, translation, tag, code in zip(datasets, *options, strict=True):
-        tag = "" if tag == NONE else f"{tag} "
-        readers: list[SizedReader]
-        if translation != NONE:
-            text, translated = files = [require_file(path) for path in (dataset, translation)]
-            name = " with ".join(file_name(file.path) for file in files)
-            readers = [(partial(read_translated, text.path, translated.path, tag), _total_size(files))]
-        elif news_articles:
-            name, files = _match_documents(dataset, (".jsonl",), f"write one article per line: {EXAMPLE_ARTICLE}")
-            readers = _group_files(files, read_articles)
-        else:
-            name, readers = _open(dataset, split, columns, config_name, streaming, document_separator)
-            if tag:
-                readers = [(partial(_tagged, reader, tag), size) for reader, size in readers]
-            if code != NONE:
-                readers = [(partial(_coded, reader, code), size) for reader, size in readers]
-        chunks += [Chunk(len(names), reader, size) for reader, size in readers]
-        names.append(name)
-    return Documents(
-        ", ".join(names), group_chunks(chunks), tuple(names), skip_empty=skip_empty, max_documents=max_documents
-    )
 
 
-def _open(
-    dataset: str,
-    split: str,
-    columns: TextColumns,
-    config_name: str | None,
-    streaming: bool,
-    separator: Separator | None,
-) -> tuple[str, list[SizedReader]]:
+def load_documents(*datasets: str, **flags: Any) -> Documents:
+    """The documents of `DataArguments([*datasets], **flags)`, see there."""
+    return DataArguments([*datasets], **flags).open()
+
+
+def _open(dataset: str, data: DataArguments) -> tuple[str, list[SizedReader]]:
     """The name of a source, and its readers."""
     if dataset == "demo":
         return "demo", [(demo_documents, None)]
+    columns = TextColumns(data.text_column, data.units_column, data.control_column)
+    separator = data.document_separator
     path, pair_columns = split_columns(dataset)
     if pair_columns:
         if len(pair_columns) != 3:
@@ -226,11 +198,11 @@ def _open(
         name, files = _match_documents(dataset, FILE_SUFFIXES, "use such a file, a directory, a Hub id, or `demo`")
         return name, _document_readers(name, files, columns, separator)
     if is_directory(path):
-        files = _directory_files(path, split, config_name)
+        files = _directory_files(path, data.dataset_split, data.dataset_config)
         name = file_name(path.rstrip("/"))
         if files:
             return name, _document_readers(name, files, columns, separator, is_directory=True)
-    return dataset, _hub_readers(dataset, split, columns, config_name, streaming)
+    return dataset, _hub_readers(dataset, data, columns)
 
 
 def document_files(sources: Iterable[str]) -> list[str]:
@@ -238,15 +210,14 @@ def document_files(sources: Iterable[str]) -> list[str]:
     return [file for source in sources for file in local_files(split_columns(source)[0])]
 
 
-def _hub_readers(
-    dataset: str, split: str, columns: TextColumns, config_name: str | None, streaming: bool
-) -> list[SizedReader]:
+def _hub_readers(dataset: str, data: DataArguments, columns: TextColumns) -> list[SizedReader]:
     """Readers of a Hub dataset, or of a directory in another format, by ranges of rows or by shards of a stream."""
     import datasets
 
+    split, config_name = data.dataset_split, data.dataset_config
     require_existing_path(Path(dataset).expanduser() if dataset.startswith("~") else dataset, "dataset")
     try:
-        rows = _load_rows(dataset, split, config_name, streaming)
+        rows = _load_rows(dataset, split, config_name, data.streaming)
     except CtxError:
         raise
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:

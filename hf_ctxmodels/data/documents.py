@@ -187,7 +187,7 @@ class Documents:
                 raise CtxError(
                     f"Document {position}{f' of part {part}' if part else ''} (counted from 0) has no text.",
                     location=self.name,
-                    hint="remove it from the data, or skip such documents: --skip_empty_documents (skip_empty).",
+                    hint="remove it from the data, or skip such documents: --skip_empty_documents.",
                 )
         if is_empty and not self.may_be_empty:
             raise NoDocumentError(

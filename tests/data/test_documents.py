@@ -125,7 +125,7 @@ def test_directory_of_text_files(tmp_path, capsys):
     (tmp_path / "splits").mkdir()
     for split in ("train", "test"):
         (tmp_path / "splits" / f"{split}.txt").write_text(f"The {split} text.\nA line.\n")
-        assert [*load_documents(str(tmp_path / "splits"), split=split)] == [[f"The {split} text.", "A line."]]
+        assert [*load_documents(str(tmp_path / "splits"), dataset_split=split)] == [[f"The {split} text.", "A line."]]
     (tmp_path / "plain" / "three.jsonl").write_text('{"text": "A fourth document."}\n')
     with pytest.raises(CtxError, match="txt files and other data: three"):
         load_documents(str(tmp_path / "plain"))
@@ -136,7 +136,7 @@ def test_directory_is_loaded_with_datasets(tmp_path, streaming):
     write(tmp_path, "train.jsonl", json_file())
     write(tmp_path, "test.jsonl", json_file([{"id": 3, "text": "Held out."}]))
     assert list(load_documents(str(tmp_path), streaming=streaming)) == DOCUMENTS
-    assert list(load_documents(str(tmp_path), split="test", streaming=streaming)) == [["Held out."]]
+    assert list(load_documents(str(tmp_path), dataset_split="test", streaming=streaming)) == [["Held out."]]
 
 
 @pytest.fixture(scope="module")
@@ -216,13 +216,13 @@ def test_directories_of_save_to_disk(tmp_path, streaming):
     empty = first.select([])
     DatasetDict({"part-1": first, "part-2": second, "none": empty}).save_to_disk(tmp_path / "splits")
     assert list(load_documents(str(tmp_path / "rows"), streaming=streaming)) == [["One."]]
-    assert list(load_documents(str(tmp_path / "splits"), split="part-2", streaming=streaming)) == [["Two."]]
+    assert list(load_documents(str(tmp_path / "splits"), dataset_split="part-2", streaming=streaming)) == [["Two."]]
     for name, split, splits in (("rows", "test", "train"), ("splits", "train", "part-1, part-2, none")):
         with pytest.raises(CtxError, match=f"no split '{split}'") as error:
-            load_documents(str(tmp_path / name), split=split, streaming=streaming)
+            load_documents(str(tmp_path / name), dataset_split=split, streaming=streaming)
         assert (error.value.location, error.value.hint) == (f"--dataset_split {split}", f"use one of: {splits}.")
     with pytest.raises(CtxError, match="cannot be opened: it has no rows"):
-        load_documents(str(tmp_path / "splits"), split="none", streaming=streaming)
+        load_documents(str(tmp_path / "splits"), dataset_split="none", streaming=streaming)
 
 
 @pytest.mark.parametrize(("name", "content"), [("state.json", "{}"), ("dataset_dict.json", '{"parts": ["train"]}')])
@@ -246,7 +246,7 @@ def test_blank_lines_of_records_are_no_paragraphs(tmp_path, extension):
 
 def test_empty_documents_are_skipped(tmp_path):
     path = write(tmp_path, "a.jsonl", b'{"text": ""}\n{"text": "A."}\n{"text": null}')
-    assert list(load_documents(path, skip_empty=True)) == [["A."]]
+    assert list(load_documents(path, skip_empty_documents=True)) == [["A."]]
 
 
 @given(count=st.integers(1, 120), fraction=st.sampled_from([0.5, 0.34, 0.1, 0.05, 0.01]), seed=st.integers(0, 100))

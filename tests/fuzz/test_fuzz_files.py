@@ -43,7 +43,7 @@ OPTIONS = {"lstm": LSTM, "char_cnn": CNN | {"filters": [[1, 4], [2, 8]], "n_high
 
 def read_documents(path: Path) -> None:
     """Read all documents, as training does."""
-    for document in load_documents(str(path), skip_empty=True):
+    for document in load_documents(str(path), skip_empty_documents=True):
         " ".join(document).encode()
 
 
