@@ -19,7 +19,7 @@ from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import check_run_directory
 from hf_ctxmodels.training.model_loading import load_family_config
-from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain, resolve_family
+from hf_ctxmodels.training.pretraining import PretrainingArguments, PretrainingExtensions, pretrain, resolve_family
 
 ESSENTIAL = (
     *("teacher", "losses", "student_layers", "model", "family", "dataset", "train_file", "validation_file"),
@@ -95,7 +95,8 @@ def main(task: str) -> None:
             location=f"--family {family.name}",
             hint="distill on a task, or use another family.",
         )
-    summary = pretrain(select_fields(PretrainingArguments, arguments), loop, make_setup=setup.prepare_pretraining)
+    extensions = PretrainingExtensions(make_setup=setup.prepare_pretraining)
+    summary = pretrain(select_fields(PretrainingArguments, arguments), loop, extensions)
     if PartialState().is_main_process:
         output = loop.output_dir
         parameters = format_number(summary.parameters)

@@ -8,7 +8,6 @@ checkpoint.
 """
 
 from pathlib import Path
-from typing import Any
 
 from accelerate import PartialState
 
@@ -23,7 +22,12 @@ from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.arguments import PretrainingLoopArguments
 from hf_ctxmodels.training.dry_run import DryRunArguments, estimate_pretraining
 from hf_ctxmodels.training.memory_estimate import estimate_memory
-from hf_ctxmodels.training.pretraining import PretrainingArguments, prepare_pretraining, pretrain
+from hf_ctxmodels.training.pretraining import (
+    PretrainingArguments,
+    PretrainingExtensions,
+    prepare_pretraining,
+    pretrain,
+)
 from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.token_embeddings import EmbeddingTrainingArguments
 
@@ -45,20 +49,20 @@ def main() -> None:
         description=__doc__,
         essential=ESSENTIAL,
     )
-    options: dict[str, Any] = {
-        "add_adapter": adapters.apply_for_pretraining if adapters.adapter is not None else None,
-        "embedding_training": embeddings if embeddings.train_only is not None else None,
-        "make_mixture": mixture.add_tasks if mixture.mixture is not None else None,
-    }
+    extensions = PretrainingExtensions(
+        add_adapter=adapters.apply_for_pretraining if adapters.adapter is not None else None,
+        embedding_training=embeddings if embeddings.train_only is not None else None,
+        make_mixture=mixture.add_tasks if mixture.mixture is not None else None,
+    )
     if estimate.estimate:
         for line in estimate_memory(arguments, loop_arguments):
             print(line)
         return
     if estimate.dry_run:
-        for line in estimate_pretraining(prepare_pretraining(arguments, loop_arguments, **options)):
+        for line in estimate_pretraining(prepare_pretraining(arguments, loop_arguments, extensions)):
             PartialState().print(line)
         return
-    summary = pretrain(arguments, loop_arguments, **options)
+    summary = pretrain(arguments, loop_arguments, extensions)
     if not PartialState().is_main_process:
         return
     output = loop_arguments.output_dir

@@ -27,6 +27,7 @@ from hf_ctxmodels.training.pretraining import (
     PretrainingArguments,
     make_model,
     make_objective,
+    model_config,
     require_tokenizer_source,
     resolve_family,
 )
@@ -199,7 +200,8 @@ def estimate_memory(arguments: PretrainingArguments, loop_arguments: LoopArgumen
     tokenizer = load_tokenizer(require_tokenizer_source(arguments))
     family = resolve_family(arguments)
     _, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
-    model = make_model(family, objective, tokenizer, arguments, without_memory=True).to(META)
+    config = model_config(family, tokenizer, arguments)
+    model = make_model(config, objective, tokenizer, arguments, without_memory=True).to(META)
     model.tie_weights()
     batch_size = loop_arguments.per_device_batch_size
     dtype = getattr(torch, loop_arguments.dtype or "bfloat16")

@@ -127,8 +127,23 @@ class TrainingMixture:
     rates: Mapping[str, float]
 
 
-MakeMixture = Callable[[Objective, Examples, PreTrainedModel, Evaluate | None], TrainingMixture]
-"""Objective, its examples, the model, the evaluation on held-out text or None -> the mixture."""
+@dataclass(frozen=True)
+class PretrainingExtensions:
+    """How a run differs from training all weights of a model on the examples and the loss of its objective.
+
+    Attributes:
+        add_adapter: Adds an adapter to a pretrained model and freezes the other weights; returns JSON values that must
+            be equal when the run is resumed.
+        embedding_training: Train only the token embeddings of a pretrained model.
+        make_setup: Wraps the model for another loss, as distillation does.
+        make_mixture: Mixes the examples with others, as multi-task pretraining does: the objective, its examples, the
+            model, the evaluation on held-out text or None -> the mixture.
+    """
+
+    add_adapter: Callable[[PreTrainedModel], dict[str, Any]] | None = None
+    embedding_training: EmbeddingTrainingArguments | None = None
+    make_setup: Callable[[PreTrainedModel, Objective], TrainingSetup] | None = None
+    make_mixture: Callable[[Objective, Examples, PreTrainedModel, Evaluate | None], TrainingMixture] | None = None
 
 
 @dataclass(frozen=True)
@@ -149,23 +164,12 @@ class PretrainingRun:
 def prepare_pretraining(
     arguments: PretrainingArguments,
     loop_arguments: LoopArguments,
-    add_adapter: Callable[[PreTrainedModel], dict[str, Any]] | None = None,
-    make_setup: Callable[[PreTrainedModel, Objective], TrainingSetup] | None = None,
-    embedding_training: EmbeddingTrainingArguments | None = None,
-    make_mixture: MakeMixture | None = None,
+    extensions: PretrainingExtensions = PretrainingExtensions(),
 ) -> PretrainingRun:
-    """Load tokenizer, model and data of a run.
-
-    Args:
-        add_adapter: Adds an adapter to a pretrained model and freezes the other weights; returns JSON values that must
-            be equal when the run is resumed.
-        make_setup: Wraps the model for another loss, as distillation does; None trains the model itself.
-        embedding_training: Train only the token embeddings of a pretrained model.
-        make_mixture: Mixes the examples with others, as multi-task pretraining does.
-    """
+    """Load tokenizer, model and data of a run."""
     check_run_directory(loop_arguments, arguments.tokenizer_source)
-    accelerator = make_accelerator(loop_arguments)
-    batch_size = loop_arguments.per_device_batch_size
+    accelerator, seed = make_accelerator(loop_arguments), loop_arguments.seed
+    add_adapter, embedding_training = extensions.add_adapter, extensions.embedding_training
 
     # tokenizer, objective, model
     tokenizer = load_tokenizer(require_tokenizer_source(arguments))
@@ -173,36 +177,38 @@ def prepare_pretraining(
     if prepared is not None and arguments.model is None and arguments.family is None:
         arguments = replace(arguments, family=prepared.family)
     family = resolve_family(arguments)
+    config = None if arguments.model is None else model_config(family, tokenizer, arguments)
     documents = held_out_documents = None
     if prepared is None:
-        if arguments.model is not None:  # before the objective compares the length with the limit of its tokenizer
-            check_positions(_pretrained_config(arguments, family), arguments.max_length)
-        objective_name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
+        if config is not None:  # before the objective compares the length with the limit of its tokenizer
+            check_positions(config, arguments.max_length)
+        objective_name, objective = make_objective(family, tokenizer, arguments, seed)
         documents, held_out_documents = arguments.load()  # raises for a missing file before the model is built
     else:
-        seed = loop_arguments.seed
         objective_name, objective = prepared_objective(prepared, family, tokenizer, arguments, seed)
         fetch_examples(arguments.dataset[0], prepared)
         arguments = replace(arguments, max_length=objective.max_length)
-    if arguments.model is None and (add_adapter is not None or embedding_training is not None):
+    if config is None and (add_adapter is not None or embedding_training is not None):
         raise CtxError(
             "An adapter or new embeddings are trained in a pretrained model, but no model is given.",
             location="--adapter" if embedding_training is None else "--train_only",
             hint="pass --model.",
         )
-    if embedding_training is not None or add_adapter is not None or make_setup is not None:
+    if config is None:  # after the objective, which may add control codes to the tokenizer
+        config = model_config(family, tokenizer, arguments)
+    if any((add_adapter, embedding_training, extensions.make_setup)):
         load_weights_in_all_processes(accelerator)
     files = objective_files(objective)
     options = {name: value for name, value in objective.options.items() if name not in files}  # compared by content
     identity: dict[str, Any] = {"objective": objective_name, "objective_options": options}
     if embedding_training is not None:
         model_tokenizer = load_tokenizer(str(arguments.model))
-        model = make_model(family, objective, model_tokenizer, arguments)
-        model = embedding_training.apply(model, model_tokenizer, tokenizer, loop_arguments.seed)
+        model = make_model(config, objective, model_tokenizer, arguments)
+        model = embedding_training.apply(model, model_tokenizer, tokenizer, seed)
         check_tokenizer_matches_model(tokenizer, model.config, arguments.max_length, location=str(arguments.tokenizer))
         identity |= asdict(embedding_training)
     else:
-        model = make_model(family, objective, tokenizer, arguments, receives_weights(accelerator))
+        model = make_model(config, objective, tokenizer, arguments, receives_weights(accelerator))
         if add_adapter is not None:
             identity |= add_adapter(model)
 
@@ -226,16 +232,17 @@ def prepare_pretraining(
         print_status(f"training text: {excluded}", accelerator.is_main_process)
     evaluate: Evaluate | None = None
     if held_out is not None:
-        evaluate = LossEvaluation(held_out, objective.collate, batch_size)
+        evaluate = LossEvaluation(held_out, objective.collate, loop_arguments.per_device_batch_size)
 
-    setup = TrainingSetup(model, objective.collate) if make_setup is None else make_setup(model, objective)
+    setup, loss_function = TrainingSetup(model, objective.collate), objective.loss_function
+    if extensions.make_setup is not None:
+        setup, loss_function = extensions.make_setup(model, objective), None
     training_examples, collate, mixing_rates = examples, setup.collate, dict[str, float]()
-    if make_mixture is not None:
-        mixture = make_mixture(objective, examples, model, evaluate)
+    if extensions.make_mixture is not None:
+        mixture = extensions.make_mixture(objective, examples, model, evaluate)
         training_examples, collate, evaluate = mixture.examples, mixture.collate, mixture.evaluate
         identity |= mixture.identity
         mixing_rates |= mixture.rates
-    loss_function = objective.loss_function if make_setup is None else None
     loop = TrainingLoop(
         setup.model,
         training_examples,
@@ -256,14 +263,11 @@ def prepare_pretraining(
 def pretrain(
     arguments: PretrainingArguments,
     loop_arguments: LoopArguments,
-    add_adapter: Callable[[PreTrainedModel], dict[str, Any]] | None = None,
-    make_setup: Callable[[PreTrainedModel, Objective], TrainingSetup] | None = None,
-    embedding_training: EmbeddingTrainingArguments | None = None,
-    make_mixture: MakeMixture | None = None,
+    extensions: PretrainingExtensions = PretrainingExtensions(),
 ) -> TrainingSummary:
     """Pretrain a model, an adapter (MAD-X's language adapters), or token embeddings; save model, tokenizer, log, loss
-    curve and summary, with frequency baselines, in `output_dir`. See `prepare_pretraining` for the arguments."""
-    run = prepare_pretraining(arguments, loop_arguments, add_adapter, make_setup, embedding_training, make_mixture)
+    curve and summary, with frequency baselines, in `output_dir`."""
+    run = prepare_pretraining(arguments, loop_arguments, extensions)
     objective, examples, batch_size = run.objective, run.examples, loop_arguments.per_device_batch_size
     accelerator, result = run.loop.accelerator, run.loop.run()
 
@@ -272,7 +276,7 @@ def pretrain(
     if run.held_out is not None and accelerator.is_main_process:
         print_status("computing the frequency baselines")
         result.metrics |= frequency_baselines(objective, examples, run.held_out, run.model, result.metrics, batch_size)
-    elif make_setup is None and objective.has_heldout_loss and accelerator.is_main_process:
+    elif extensions.make_setup is None and objective.has_heldout_loss and accelerator.is_main_process:
         losses = [record for record in result.curve if "loss" in record]
         baselines = training_baselines(objective, examples, run.model, losses[-1], batch_size) if losses else {}
     counts: Counter[str] = Counter()
@@ -326,29 +330,29 @@ def resolve_family(arguments: PretrainingArguments) -> FamilySpec:
     return model_family
 
 
-def _pretrained_config(arguments: PretrainingArguments, family: FamilySpec) -> PreTrainedConfig:
-    """The configuration of `--model`, with `--config_options`."""
-    assert arguments.model is not None
+def model_config(
+    family: FamilySpec, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments
+) -> PreTrainedConfig:
+    """The configuration of `--model`, or of a new model, with `--config_options`; raises CtxError if there is no such
+    checkpoint or size."""
+    if arguments.model is None:
+        return new_config(family, tokenizer, arguments.config, arguments.config_options)
+    if arguments.config is not None:  # for example from the recipe that the model was started with
+        print_status(f"--config {arguments.config} is ignored: --model {arguments.model} has a configuration")
     return load_config(arguments.model, family.config, parse_config_options(arguments.config_options))
 
 
 def make_model(
-    family: FamilySpec,
+    config: PreTrainedConfig,
     objective: Objective,
     tokenizer: PreTrainedTokenizerBase,
     arguments: PretrainingArguments,
     without_memory: bool = False,
 ) -> PreTrainedModel:
-    """The model to train, new or from a checkpoint, with the objective's `config_fields`; `without_memory` in a process
-    that receives the weights. Raises CtxError if the size is unknown, the checkpoint cannot be opened or is quantized,
-    or tokenizer, length or objective do not fit."""
-    source = arguments.model or arguments.config or family.name
-    if arguments.model is None:
-        config = new_config(family, tokenizer, arguments.config, arguments.config_options)
-    else:
-        if arguments.config is not None:  # for example from the recipe that the model was started with
-            print_status(f"--config {arguments.config} is ignored: --model {arguments.model} has a configuration")
-        config = _pretrained_config(arguments, family)
+    """The model to train, new or from a checkpoint, with its `model_config` and the objective's `config_fields`;
+    `without_memory` in a process that receives the weights. Raises CtxError if the weights cannot be opened or are
+    quantized, or tokenizer, length or objective do not fit."""
+    source = str(arguments.model or arguments.config or arguments.family)
     check_tokenizer_matches_model(tokenizer, config, arguments.max_length, location=source)
     for name, value in objective.config_fields.items():
         if value is False and not hasattr(config, name):

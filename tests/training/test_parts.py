@@ -52,7 +52,7 @@ from hf_ctxmodels.training.model_loading import (
     prepare_for_training,
     verify_weights,
 )
-from hf_ctxmodels.training.pretraining import PretrainingArguments, make_model, make_objective
+from hf_ctxmodels.training.pretraining import PretrainingArguments, make_model, make_objective, model_config
 from hf_ctxmodels.training.random_state import random_state, set_random_state
 from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.training_log import plot_losses, read_log
@@ -269,8 +269,10 @@ def test_estimate_of_half_precision_checkpoint_is_of_float32(tmp_path):
     save_tiny(tmp_path, FAMILIES["bert"], from_transformers=False)
     CtxBertForMaskedLM.from_pretrained(tmp_path, dtype=torch.bfloat16).save_pretrained(tmp_path)
     arguments = PretrainingArguments(dataset=["demo"], model=str(tmp_path), max_length=16)
-    _, objective = make_objective(FAMILIES["bert"], load_tokenizer(tmp_path), arguments, 0)
-    model = make_model(FAMILIES["bert"], objective, load_tokenizer(tmp_path), arguments, without_memory=True)
+    family, tokenizer = FAMILIES["bert"], load_tokenizer(tmp_path)
+    _, objective = make_objective(family, tokenizer, arguments, 0)
+    config = model_config(family, tokenizer, arguments)
+    model = make_model(config, objective, tokenizer, arguments, without_memory=True)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 

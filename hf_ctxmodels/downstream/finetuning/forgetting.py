@@ -22,7 +22,7 @@ from hf_ctxmodels.training.corpora import make_objective
 from hf_ctxmodels.training.evaluation import LossEvaluation
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer, require_single_task
 from hf_ctxmodels.training.optimizers import LAYER
-from hf_ctxmodels.training.pretraining import PretrainingArguments, make_model, resolve_family
+from hf_ctxmodels.training.pretraining import PretrainingArguments, make_model, model_config, resolve_family
 from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
 
 _DEFAULT_LENGTH = 128
@@ -91,7 +91,7 @@ class PretrainingEvaluation:
         if options:
             names, location = objective.option_help(), f"--objective_options {name}"
             objective = replace(objective, **typed_options(type(objective), options, location=location, names=names))
-        model = make_model(family, objective, tokenizer, arguments).eval()
+        model = make_model(model_config(family, tokenizer, arguments), objective, tokenizer, arguments).eval()
         new_modules = [
             module
             for module in getattr(model, "newly_initialized_modules", ())
