@@ -31,6 +31,7 @@ from hf_ctxmodels.training.accelerator import forward_dtype
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.callbacks import FinetuningCallback
 from hf_ctxmodels.training.checkpoint_files import locked_output_dir
+from hf_ctxmodels.training.deepspeed_state import EngineState
 from hf_ctxmodels.training.defaults import describe_defaults, with_default_length, with_default_rates
 from hf_ctxmodels.training.distributed import (
     InterruptionError,
@@ -43,7 +44,7 @@ from hf_ctxmodels.training.optimizers import Averaging, make_optimizer, make_sch
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.training_log import StepMetrics, Stopwatch, TrainingLog, require_finite_weights
-from hf_ctxmodels.training.training_state import TrainingState, run_identity
+from hf_ctxmodels.training.training_state import TrainingState, load_weights, run_identity
 from hf_ctxmodels.training.training_step import (
     Collate,
     LossFunction,
@@ -184,82 +185,108 @@ class TrainingLoop:
         if self.tokenizer is not None:
             record_tokenizer_digest(model.config, self.tokenizer)
             limit_tokenizer_length(self.tokenizer, model.config)
+        identity, step = self._full_identity(), 0
+        if checkpoint is not None:
+            fixed_micro_batches = isinstance(self.examples, Mixture) and not self.examples.is_per_example
+            step = load_weights(checkpoint, model, identity, accelerator, fixed_micro_batches)
+        self.num_parameters = model.num_parameters()
+        optimizer = self._make_optimizer(step, checkpoint)
+        engine_state = self._prepare_training_step(optimizer)
+        if arguments.learning_rate == "auto" and checkpoint is None:
+            self._choose_learning_rate(optimizer)
+        self.scheduler = make_scheduler(optimizer, arguments, self.total_steps)
+        self.step_metrics = StepMetrics(accelerator, arguments.output_dir)
+        self.training_state = TrainingState(
+            self.training_step,
+            arguments,
+            self.tokenizer,
+            identity,
+            optimizer,
+            self.scheduler,
+            self.step_metrics,
+            self.averaging,
+            engine_state,
+        )
+        set_seed(arguments.seed, device_specific=True)
+        if checkpoint is not None:
+            self.training_state.load(checkpoint)
+            accelerator.print(f"Resuming from {checkpoint}.", file=sys.stderr)
+        start_batch = step * arguments.gradient_accumulation_steps
+        self.batches = training_batches(
+            accelerator, self.examples, self.collate, arguments, start_batch, self.contiguous, checkpoint
+        )
+        self._open_log(step)
 
-        # model: the identity of the run is compared before weights are loaded
+    def _full_identity(self) -> dict[str, Any]:
+        """JSON values that must be equal when the run is resumed."""
         identity = {
             "examples": self.examples_per_epoch,
-            **run_identity(arguments, accelerator, self.total_steps, model),
+            **run_identity(self.arguments, self.accelerator, self.total_steps, self.model),
             **(self.identity or {}),
             **({"contiguous": True} if self.contiguous else {}),
         }
         for callback in self.callbacks:
             if isinstance(callback, FinetuningCallback):
                 identity |= callback.identity
-        fixed_micro_batches = isinstance(self.examples, Mixture) and not self.examples.is_per_example
-        self.training_state = TrainingState(accelerator, arguments, self.tokenizer, identity, fixed_micro_batches)
-        if checkpoint is not None:
-            self.training_state.load_weights(checkpoint, model)
-        self.num_parameters = model.num_parameters()
+        return identity
 
-        # optimizer: callbacks may regroup its parameters before the schedule is made
-        if accelerator.distributed_type == DistributedType.FSDP:
+    def _make_optimizer(self, step: int, checkpoint: Path | None) -> torch.optim.Optimizer:
+        """The optimizer, whose parameters callbacks may regroup before the schedule is made."""
+        model, arguments, distributed_type = self.model, self.arguments, self.accelerator.distributed_type
+        if distributed_type == DistributedType.FSDP:
             require_sharded_updates(arguments.optimizer)
-        elif accelerator.distributed_type == DistributedType.DEEPSPEED:
-            _configure_deepspeed(accelerator, arguments, model)
+        elif distributed_type == DistributedType.DEEPSPEED:
+            _configure_deepspeed(self.accelerator, arguments, model)
         optimizer = make_optimizer(model, arguments)
         self.callback_state = TrainerState(
-            global_step=self.training_state.step,
-            max_steps=self.total_steps,
-            num_train_epochs=self._epochs(self.total_steps),
+            global_step=step, max_steps=self.total_steps, num_train_epochs=self._epochs(self.total_steps)
         )
         self.callback_objects = {"model": model, "optimizer": optimizer, "processing_class": self.tokenizer}
         self._call("on_train_begin", has_evaluation=self.evaluate is not None, checkpoint=checkpoint)
+        return optimizer
+
+    def _prepare_training_step(self, optimizer: torch.optim.Optimizer) -> EngineState | None:
+        """Prepare model and optimizer for the processes, and make the training step; returns the state of DeepSpeed's
+        engine, if there is one."""
+        model, accelerator, arguments = self.model, self.accelerator, self.arguments
         if arguments.gradient_checkpointing:
             enable_gradient_checkpointing(model)
         if arguments.compile:
             model.compile()
-        self.training_state.keep_weights(model)
+        is_deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
+        # the engine may convert the weights to another data type
+        weights = {name: weight.clone() for name, weight in model.state_dict().items()} if is_deepspeed else {}
         self.prepared_model, prepared_optimizer = accelerator.prepare(model, optimizer)
         self.averaging: Averaging | None = None
         if isinstance(optimizer, torch.optim.ASGD):
             self.averaging = Averaging(optimizer, arguments, self.evaluate is not None)
-        micro_batches = arguments.gradient_accumulation_steps
-        recurrent_states = RecurrentStateCarrier(model, micro_batches) if self.contiguous else None
         self.training_step = TrainingStep(
             accelerator,
             self.prepared_model,
             prepared_optimizer,
             arguments.max_grad_norm,
-            recurrent_states,
+            self._recurrent_states(),
             self.loss_function,
             arguments.lr_reference_targets,
             lambda scale, logs: self._call("on_pre_optimizer_step", gradient_scale=scale, logs=logs),
         )
-        if arguments.learning_rate == "auto" and checkpoint is None:
-            self._choose_learning_rate(optimizer)
-        self.scheduler = make_scheduler(optimizer, arguments, self.total_steps)
-        self.step_metrics = StepMetrics(accelerator, arguments.output_dir)
-        self.training_state.attach(
-            self.prepared_model, optimizer, self.scheduler, self.step_metrics, recurrent_states, self.averaging
-        )
-        set_seed(arguments.seed, device_specific=True)
-        if checkpoint is not None:
-            self.training_state.load(checkpoint)
-            accelerator.print(f"Resuming from {checkpoint}.", file=sys.stderr)
+        return EngineState(self.prepared_model, weights) if is_deepspeed else None
 
-        # data and log
-        start_batch = self.training_state.step * micro_batches
-        self.batches = training_batches(
-            accelerator, self.examples, self.collate, arguments, start_batch, self.contiguous, checkpoint
-        )
+    def _recurrent_states(self) -> RecurrentStateCarrier | None:
+        """The carrier of recurrent states for `contiguous` examples."""
+        micro_batches = self.arguments.gradient_accumulation_steps
+        return RecurrentStateCarrier(self.model, micro_batches) if self.contiguous else None
+
+    def _open_log(self, step: int) -> None:
+        """Start the log and the tracker after the steps of the checkpoint."""
+        accelerator, arguments = self.accelerator, self.arguments
         if arguments.report_to != "none":
             config = {name: value for name, value in flat_options(arguments).items() if value is not None}
             accelerator.init_trackers(Path(arguments.output_dir).resolve().name, config=config)
-        model_class = self.training_state.model_class
-        batch_size = format_count(self.batch_size, "example")
-        title = f"{model_class}, {format_number(self.num_parameters)} parameters, {batch_size} a step"
-        last_step = self.training_state.step if arguments.resume == "finish" else self.total_steps
-        self.log = TrainingLog(accelerator, arguments.output_dir, last_step, self.training_state.step, title)
+        batch_size, parameters = format_count(self.batch_size, "example"), format_number(self.num_parameters)
+        title = f"{self.training_state.model_class}, {parameters} parameters, {batch_size} a step"
+        last_step = step if arguments.resume == "finish" else self.total_steps
+        self.log = TrainingLog(accelerator, arguments.output_dir, last_step, step, title)
         self.stopwatch = Stopwatch()
         self.resumed_tokens = self.step_metrics.tokens  # of steps before the checkpoint, which are not timed
         self.timed_tokens = self.logged_seconds = 0.0
@@ -289,8 +316,7 @@ class TrainingLoop:
         batches."""
         accelerator, arguments = self.accelerator, self.arguments
         micro_batches = arguments.gradient_accumulation_steps
-        states = RecurrentStateCarrier(self.model, micro_batches) if self.contiguous else None
-        training_step = replace(self.training_step, recurrent_states=states)
+        training_step = replace(self.training_step, recurrent_states=self._recurrent_states())
         batches = training_batches(accelerator, self.examples, self.collate, arguments, 0, self.contiguous)
         try:
             test = learning_rate_range_test(training_step, batches, micro_batches, lambda: self._call("on_step_begin"))

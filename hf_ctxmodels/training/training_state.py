@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,6 @@ from hf_ctxmodels.training.arguments import ConstantOptions, LoopArguments, NTAS
 from hf_ctxmodels.training.deepspeed_state import EngineState, full_weight, is_optimized_by_deepspeed
 from hf_ctxmodels.training.optimizers import Averaging
 from hf_ctxmodels.training.random_state import random_state, set_random_state
-from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 from hf_ctxmodels.training.sharded_checkpoints import (
     MOMENT_SEPARATOR,
     copy_to_cpu,
@@ -49,6 +49,7 @@ from hf_ctxmodels.training.sharded_checkpoints import (
     write_shards,
 )
 from hf_ctxmodels.training.training_log import StepMetrics
+from hf_ctxmodels.training.training_step import TrainingStep
 
 FLAGS_THAT_MAY_CHANGE = (
     *("output_dir", "resume", "overwrite", "logging_steps", "report_to"),
@@ -113,126 +114,118 @@ def _global_batch_size(identity: Mapping[str, Any]) -> int:
     return math.prod(identity.get(name, 0) for name in _BATCH_SIZES)
 
 
+def load_weights(
+    checkpoint: Path,
+    model: PreTrainedModel,
+    identity: Mapping[str, Any],
+    accelerator: Accelerator,
+    fixed_micro_batches: bool = False,
+) -> int:
+    """Load a checkpoint's weights into the model, before it is wrapped or sharded; returns the checkpoint's step.
+
+    Raises CtxError if the checkpoint belongs to a run with another identity. With `fixed_micro_batches` the examples of
+    a step depend on the size of its micro-batches.
+    """
+    state = _read_state(checkpoint)
+    saved, identity = state["identity"], json.loads(json.dumps(identity))
+    names = {*identity, *saved} - {_FORMER_NAME}
+    if not fixed_micro_batches and _global_batch_size(identity) == _global_batch_size(saved):
+        names -= {*_BATCH_SIZES}  # a step has the same examples
+    if differing := describe_differences(identity, saved, sorted(names)):
+        raise CtxError(
+            f"The checkpoint belongs to another run: {'; '.join(differing)}.",
+            location=str(checkpoint),
+            hint="resume with the values of that run, or use another --output_dir; to start a new run from these "
+            f"weights, pass them as --model. Only {', '.join(FLAGS_THAT_MAY_CHANGE)}, the location of files, "
+            "the number of steps at a constant learning rate, and batch sizes with the same product may change.",
+        )
+    if receives_weights(accelerator):
+        return state["step"]
+    if hasattr(model, "load_saved_weights"):  # it saves more than one model's weights, or fewer
+        model.load_saved_weights(checkpoint)
+    elif is_sharded(checkpoint):
+        read_shards(checkpoint, saved_weights(model))
+    else:
+        safetensors.torch.load_model(model, checkpoint / _MODEL_FILE)
+    return state["step"]
+
+
+@dataclass(eq=False)
 class TrainingState:
     """Step, weights, optimizer, schedule, recurrent states and random generators of a run; the position in the data
-    follows from the step. See `TrainingLoop` for the arguments; with `fixed_micro_batches` the examples of a step
-    depend on the size of its micro-batches.
+    follows from the step.
+
+    Args:
+        identity: What a resumed run must have, see `load_weights`.
+        optimizer: Not prepared by the Accelerator.
+        engine_state: Of DeepSpeed's engine, if it is the model.
 
     Attributes:
         step: Completed optimizer steps.
         tokens: Non-padding tokens of the logged steps.
         metrics: The last evaluation.
+        model_class: Name of the class that is saved.
     """
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        arguments: LoopArguments,
-        tokenizer: PreTrainedTokenizerBase | None,
-        identity: Mapping[str, Any],
-        fixed_micro_batches: bool = False,
-    ) -> None:
-        self._accelerator, self._arguments, self._tokenizer = accelerator, arguments, tokenizer
+    training_step: TrainingStep
+    arguments: LoopArguments
+    tokenizer: PreTrainedTokenizerBase | None
+    identity: Mapping[str, Any]
+    optimizer: torch.optim.Optimizer
+    scheduler: LRScheduler
+    step_metrics: StepMetrics
+    averaging: Averaging | None
+    engine_state: EngineState | None
+
+    def __post_init__(self) -> None:
+        self._accelerator = self.training_step.accelerator
         self.step = self.tokens = 0
         self.metrics: dict[str, float] = {}
-        self._identity = json.loads(json.dumps(identity))  # for comparison with a checkpoint
-        self._fixed_micro_batches = fixed_micro_batches
-        self._random_file = f"random_state_{accelerator.process_index}.json"
-        self.model_class = ""
-        self._unconverted_weights: dict[str, Tensor] = {}
-        self._shard_group: torch.distributed.ProcessGroup | None = None
+        self._unwrapped_model = unwrapped = self._accelerator.unwrap_model(self.training_step.model)
+        saved_class = getattr(unwrapped, "checkpoint_class", type(unwrapped))
+        self.model_class = saved_class.__name__.removeprefix("FSDP")  # sharding makes a subclass named FSDP<class>
+        self._random_file = f"random_state_{self._accelerator.process_index}.json"
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None  # the checkpoint that is being completed
+        self._shard_group: torch.distributed.ProcessGroup | None = None
+        is_sharded_run = self._accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
+        # other models save the weights of a part, or write files of adapters with the gathered weights
+        has_hooks = hasattr(unwrapped, "load_saved_weights") or bool(getattr(unwrapped.base_model, "save_hooks", ()))
+        if is_sharded_run and not has_hooks and self.averaging is None:
+            timeout = timedelta(minutes=self.arguments.timeout)
+            self._shard_group = torch.distributed.new_group(timeout=timeout, backend="gloo")
 
     @property
     def path(self) -> Path:
         """The checkpoint of the current step."""
-        return checkpoint_files.checkpoint_path(self._arguments.output_dir, self.step)
-
-    def load_weights(self, checkpoint: Path, model: PreTrainedModel) -> None:
-        """Load a checkpoint's step and weights into the model, before it is wrapped or sharded; raises CtxError if the
-        checkpoint belongs to another run."""
-        state = _read_state(checkpoint)
-        saved = state["identity"]
-        names = {*self._identity, *saved} - {_FORMER_NAME}
-        if not self._fixed_micro_batches and _global_batch_size(self._identity) == _global_batch_size(saved):
-            names -= {*_BATCH_SIZES}  # a step has the same examples
-        if differing := describe_differences(self._identity, saved, sorted(names)):
-            raise CtxError(
-                f"The checkpoint belongs to another run: {'; '.join(differing)}.",
-                location=str(checkpoint),
-                hint="resume with the values of that run, or use another --output_dir; to start a new run from these "
-                f"weights, pass them as --model. Only {', '.join(FLAGS_THAT_MAY_CHANGE)}, the location of files, "
-                "the number of steps at a constant learning rate, and batch sizes with the same product may change.",
-            )
-        self.step = state["step"]
-        if receives_weights(self._accelerator):
-            return
-        if hasattr(model, "load_saved_weights"):  # it saves more than one model's weights, or fewer
-            model.load_saved_weights(checkpoint)
-        elif is_sharded(checkpoint):
-            read_shards(checkpoint, saved_weights(model))
-        else:
-            safetensors.torch.load_model(model, checkpoint / _MODEL_FILE)
-
-    def keep_weights(self, model: nn.Module) -> None:
-        """Keep the weights until `attach`, under DeepSpeed, which may convert them to another data type."""
-        if self._accelerator.distributed_type == DistributedType.DEEPSPEED:
-            self._unconverted_weights = {name: weight.clone() for name, weight in model.state_dict().items()}
-
-    def attach(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: LRScheduler,
-        step_metrics: StepMetrics,
-        recurrent_states: RecurrentStateCarrier | None,
-        averaging: Averaging | None,
-    ) -> None:
-        """Set the objects to save; the model is prepared by the Accelerator, the optimizer is not."""
-        self._optimizer, self._scheduler, self._step_metrics = optimizer, scheduler, step_metrics
-        self._recurrent_states, self._averaging = recurrent_states, averaging
-        self._unwrapped_model = unwrapped = self._accelerator.unwrap_model(model)
-        saved_class = getattr(unwrapped, "checkpoint_class", type(unwrapped))
-        self.model_class = saved_class.__name__.removeprefix("FSDP")  # sharding makes a subclass named FSDP<class>
-        distributed_type = self._accelerator.distributed_type
-        self._engine_state: EngineState | None = None
-        if distributed_type == DistributedType.DEEPSPEED:
-            self._engine_state = EngineState(model, self._unconverted_weights)
-            self._unconverted_weights = {}
-        is_sharded_run = distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
-        # other models save the weights of a part, or write files of adapters with the gathered weights
-        has_hooks = hasattr(unwrapped, "load_saved_weights") or bool(getattr(unwrapped.base_model, "save_hooks", ()))
-        if is_sharded_run and not has_hooks and averaging is None:
-            timeout = timedelta(minutes=self._arguments.timeout)
-            self._shard_group = torch.distributed.new_group(timeout=timeout, backend="gloo")
+        return checkpoint_files.checkpoint_path(self.arguments.output_dir, self.step)
 
     def load(self, checkpoint: Path) -> None:
         """Restore everything except the weights; the random states last, since restoring may use them."""
         state, accelerator = _read_state(checkpoint), self._accelerator
         self.step, self.tokens, self.metrics = state["step"], state["tokens"], state["metrics"]
-        self._step_metrics.load_state_dict(state["records"])
-        if self._engine_state is not None:
-            self._engine_state.load_moments(_read_moments(checkpoint, self._engine_state.sharded_parameters()))
-            self._engine_state.load_loss_scale(state.get("loss_scale") or {})
+        self.step_metrics.load_state_dict(state["records"])
+        if self.engine_state is not None:
+            self.engine_state.load_moments(_read_moments(checkpoint, self.engine_state.sharded_parameters()))
+            self.engine_state.load_loss_scale(state.get("loss_scale") or {})
         else:
-            _load_optimizer(self._unwrapped_model, self._optimizer, checkpoint)
-        self._scheduler.load_state_dict(state["scheduler"])
-        if self._averaging is not None:
-            self._averaging.load_state_dict(state["averaging"])
-        for group, learning_rate in zip(self._optimizer.param_groups, self._scheduler.get_last_lr(), strict=True):
+            _load_optimizer(self._unwrapped_model, self.optimizer, checkpoint)
+        self.scheduler.load_state_dict(state["scheduler"])
+        if self.averaging is not None:
+            self.averaging.load_state_dict(state["averaging"])
+        for group, learning_rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
             group["lr"] = learning_rate
         if accelerator.scaler is not None and state["scaler"] is not None:
             accelerator.scaler.load_state_dict(state["scaler"])
-        if self._recurrent_states is not None:
-            self._recurrent_states.load(
+        if self.training_step.recurrent_states is not None:
+            self.training_step.recurrent_states.load(
                 checkpoint, accelerator.process_index, accelerator.num_processes, accelerator.device
             )
         random_file = checkpoint / self._random_file
         if random_file.exists():
             set_random_state(json.loads(random_file.read_text(encoding="utf-8")))
         num_processes = len(list(checkpoint.glob("random_state_*.json")))
-        is_regrouped = any(self._identity.get(name) != state["identity"].get(name) for name in _BATCH_SIZES)
+        is_regrouped = any(self.identity.get(name) != state["identity"].get(name) for name in _BATCH_SIZES)
         if num_processes != accelerator.num_processes or is_regrouped:
             print_status(
                 f"{checkpoint} was saved with other batches ({num_processes} processes, now "
@@ -266,8 +259,8 @@ class TrainingState:
                 if is_main_process:
                     write_tensors(temporary / _OPTIMIZER_FILE, tensors)
             (temporary / self._random_file).write_text(json.dumps(random_state()), encoding="utf-8")
-            if self._recurrent_states is not None:
-                self._recurrent_states.save(temporary, self._accelerator.process_index)
+            if self.training_step.recurrent_states is not None:
+                self.training_step.recurrent_states.save(temporary, self._accelerator.process_index)
             yield temporary
             if is_main_process:
                 text = json.dumps(self._json_state(), indent=2) + "\n"
@@ -278,14 +271,14 @@ class TrainingState:
 
     def _json_state(self) -> dict[str, Any]:
         """What a checkpoint contains in addition to tensors and random states, as JSON values."""
-        scaler, averaging, engine = self._accelerator.scaler, self._averaging, self._engine_state
+        scaler, averaging, engine = self._accelerator.scaler, self.averaging, self.engine_state
         return {
             "step": self.step,
             "tokens": self.tokens,
             "metrics": self.metrics,
-            "identity": self._identity,
-            "records": self._step_metrics.state_dict(),
-            "scheduler": self._scheduler.state_dict(),
+            "identity": self.identity,
+            "records": self.step_metrics.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
             "averaging": averaging.state_dict() if averaging is not None else None,
             "scaler": scaler.state_dict() if scaler is not None else None,
             "loss_scale": engine.loss_scale() if engine is not None else None,
@@ -294,18 +287,18 @@ class TrainingState:
     def _copy_shards(self) -> dict[str, Any]:
         """A copy of this process's shards of the weights and of the optimizer's state."""
         weights = saved_weights(self._unwrapped_model)  # first: it shards what an evaluation has gathered
-        if self._engine_state is not None:
-            weights = self._engine_state.sharded_weights(weights)
+        if self.engine_state is not None:
+            weights = self.engine_state.sharded_weights(weights)
         return copy_to_cpu(weights | self._moments())
 
     def _moments(self) -> dict[str, Tensor]:
         """The optimizer's state by `<parameter name>|<moment>`, sharded like the parameters."""
-        if self._engine_state is not None:
-            return self._engine_state.sharded_moments()
+        if self.engine_state is not None:
+            return self.engine_state.sharded_moments()
         return {
             f"{name}{MOMENT_SEPARATOR}{key}": value if isinstance(value, Tensor) else torch.tensor(value)
             for name, parameter in self._unwrapped_model.named_parameters()
-            for key, value in self._optimizer.state.get(parameter, {}).items()
+            for key, value in self.optimizer.state.get(parameter, {}).items()
         }
 
     def _complete(self, temporary: Path, checkpoint: Path, shards: dict[str, Any] | None) -> None:
@@ -317,7 +310,7 @@ class TrainingState:
             if not self._accelerator.is_main_process:
                 return
             checkpoint_files.commit_checkpoint(temporary, checkpoint, digests)
-            arguments = self._arguments
+            arguments = self.arguments
             checkpoint_files.delete_old_checkpoints(
                 arguments.output_dir, arguments.save_total_limit, retained_steps=arguments.save_at
             )
@@ -342,7 +335,7 @@ class TrainingState:
 
         From a sharded checkpoint, the main process merges the shards, so that no process holds all weights."""
         self.finish_saving()
-        output_dir = Path(self._arguments.output_dir)
+        output_dir = Path(self.arguments.output_dir)
         temporary = checkpoint_files.temporary_path(output_dir / "model")
         if self._accelerator.is_main_process:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -362,7 +355,7 @@ class TrainingState:
     @contextmanager
     def _clean_up_failed_write(self, temporary: Path) -> Iterator[None]:
         """Context in which files are written to `temporary`, which is removed if writing fails."""
-        checkpoints = checkpoint_files.list_checkpoints(self._arguments.output_dir)
+        checkpoints = checkpoint_files.list_checkpoints(self.arguments.output_dir)
         last_good = f"the last good checkpoint is {checkpoints[-1]}" if checkpoints else "there is no checkpoint yet"
         try:
             next_step = f", and run the same command again with --resume; {last_good}"
@@ -384,11 +377,11 @@ class TrainingState:
         finally:
             if shows_progress:
                 logging.enable_progress_bar()
-        if self._engine_state is not None:  # the saved weights are not converted to the engine's data type
-            config = read_json(folder / CONFIG_NAME) | {"dtype": self._identity["dtype"]}
+        if self.engine_state is not None:  # the saved weights are not converted to the engine's data type
+            config = read_json(folder / CONFIG_NAME) | {"dtype": self.identity["dtype"]}
             (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        if self._tokenizer is not None:
-            self._tokenizer.save_pretrained(folder)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder)
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
