@@ -231,8 +231,7 @@ class Documents:
 
     def control_codes(self) -> set[str]:
         """The control codes of all documents, held-out ones included; reads the sources once."""
-        paragraphs = (paragraphs for part in self.layout for chunk in part.chunks for paragraphs in chunk.read())
-        return {text.code for text in paragraphs if isinstance(text, TextWithCode)}
+        return {text.code for _, text in self._numbered_paragraphs() if isinstance(text, TextWithCode)}
 
     def texts(self) -> "DocumentTexts":
         """The documents as strings, see `text_of`."""
@@ -299,10 +298,9 @@ class SampledDocuments:
                     break
 
     def _part_sizes(self) -> list[int]:
-        sizes = [part.num_bytes for part in self.documents.parts()]
         return [
-            sum(map(_num_bytes, part)) if size is None or part.max_documents is not None else size
-            for part, size in zip(self.documents.parts(), sizes, strict=True)
+            part.num_bytes if part.max_documents is None and part.num_bytes is not None else sum(map(_num_bytes, part))
+            for part in self.documents.parts()
         ]
 
     def by_source(self) -> list[Self]:

@@ -286,24 +286,12 @@ def _json_documents(selection: FileRange, columns: TextColumns) -> Iterator[list
 def record_to_document(row: dict[str, Any], columns: TextColumns, location: object) -> list[str]:
     """The paragraphs of a record, with its units or control code; raises CtxError if a column is missing, or of another
     type."""
-    text = _column(row, columns.text, "text_column", location)
-    if text is not None and not isinstance(text, str):
-        raise CtxError(
-            f"Column {columns.text!r} contains a {type(text).__name__}, not text.",
-            location=location,
-            hint="set text_column to a column of strings.",
-        )
+    paragraphs = split_paragraphs(_string(row, columns.text, "text_column", "text", location))
     if columns.control is not None:
-        code = _column(row, columns.control, "control_column", location)
-        if code is not None and not isinstance(code, str):
-            raise CtxError(
-                f"Column {columns.control!r} contains a {type(code).__name__}, not a control code.",
-                location=location,
-                hint="set control_column to a column of strings.",
-            )
-        return TextWithCode(split_paragraphs(text), code.strip()) if code and code.strip() else split_paragraphs(text)
+        code = (_string(row, columns.control, "control_column", "a control code", location) or "").strip()
+        return TextWithCode(paragraphs, code) if code else paragraphs
     if columns.units is None:
-        return split_paragraphs(text)
+        return paragraphs
     units = _column(row, columns.units, "units_column", location) or []
     if not isinstance(units, list) or not all(isinstance(unit, str) for unit in units):
         raise CtxError(
@@ -311,7 +299,18 @@ def record_to_document(row: dict[str, Any], columns: TextColumns, location: obje
             location=location,
             hint='write it as ["New York", "of the same"], with the spelling of the text.',
         )
-    return TextWithUnits(split_paragraphs(text), units)
+    return TextWithUnits(paragraphs, units)
+
+
+def _string(row: dict[str, Any], name: str, option: str, content: str, location: object) -> str | None:
+    value = _column(row, name, option, location)
+    if value is not None and not isinstance(value, str):
+        raise CtxError(
+            f"Column {name!r} contains a {type(value).__name__}, not {content}.",
+            location=location,
+            hint=f"set {option} to a column of strings.",
+        )
+    return value
 
 
 def _column(row: dict[str, Any], name: str, option: str, location: object) -> Any:

@@ -82,26 +82,27 @@ def read_treebank(file: str | Path) -> list[TreebankSentence]:
     sentences = []
     document = ""
     for lines in line_blocks(file):
-        sentence_id, first_line = "", 0
+        sentence_id = ""
         rows: list[list[str]] = []
+        locations: list[str] = []
         for number, line in lines:
             if match := re.match(r"#\s*newdoc(?:\s+id\s*=\s*(.*))?$", line):
                 document = (match[1] or "").strip() or f"{file}:{number}"
             elif match := re.match(r"#\s*sent_id\s*=\s*(.*)$", line):
                 sentence_id = match[1].strip()
-            cells = conllu_cells(line, f"{file}:{number}")
+            location = f"{file}:{number}"
+            cells = conllu_cells(line, location)
             if not cells:
                 continue
-            first_line = first_line or number
             if int(cells[0]) != len(rows) + 1:
                 raise CtxError(
                     f"Word {cells[0]} follows word {len(rows)}.",
-                    location=f"{file}:{number}",
+                    location=location,
                     hint="number the words of a sentence from 1, and write a blank line between sentences.",
                 )
             rows.append(cells)
+            locations.append(location)
         if rows:
-            locations = [f"{file}:{number}" for number, line in lines if line.split("\t")[0].isdecimal()]
             heads = [_head(cells, len(rows), location) for cells, location in zip(rows, locations, strict=True)]
             columns = list(zip(*rows))
             sentences.append(
@@ -116,7 +117,7 @@ def read_treebank(file: str | Path) -> list[TreebankSentence]:
                     misc=[_attributes(cell) for cell in columns[9]],
                     sentence_id=sentence_id,
                     document=document,
-                    location=f"{file}:{first_line}",
+                    location=locations[0],
                 )
             )
     if not sentences:
