@@ -140,22 +140,17 @@ def main() -> None:
     file = Path(arguments.output_dir) / "landscape-partial.json"
     data_files = [arguments.validation_file] if arguments.validation_file else arguments.text
     partial = PartialResults(file, [arguments.options(), asdict(task_arguments), digests], data_files)
-    settings = {**asdict(arguments), "examples": runs[0].loss.num_examples}
-    result = AnalysisResult("landscape", [arguments.model, arguments.pretrained], settings)
     tables: list[Table] = [_ends(runs, partial)]
     figures: list[Figure] = []
-    if "line" in arguments.views:
-        figures += _line(runs, arguments, partial)
-    if "surface" in arguments.views:
-        figures += _surfaces(runs, arguments, partial)
-    if "neighborhood" in arguments.views:
-        figures += _neighborhoods(runs, arguments, partial)
-    if "trajectory" in arguments.views:
-        figures += _trajectories(runs, arguments, partial)
+    drawings = {"line": _line, "surface": _surfaces, "neighborhood": _neighborhoods, "trajectory": _trajectories}
+    for view, draw in drawings.items():
+        if view in arguments.views:
+            figures += draw(runs, arguments, partial)
     if "rollback" in arguments.views:
         tables.append(_rollback(runs[0], partial))
-    result.tables, result.figures, result.values = tables, figures, partial.results
-    result.save(arguments.output_dir)
+    settings = {**asdict(arguments), "examples": runs[0].loss.num_examples}
+    models = [arguments.model, arguments.pretrained]
+    AnalysisResult("landscape", models, settings, tables, figures, partial.results).save(arguments.output_dir)
     partial.file.unlink(missing_ok=True)
     arguments.print_tables(tables, f"{runs[0].loss.num_examples:,} examples; results and figures")
 

@@ -43,12 +43,11 @@ checkpoint."""
 
 def flag_sections(task: str) -> tuple[Section, ...]:
     """The sections of flags of a task."""
+    model = (StartingModelArguments, ("model", "family", "config_options"))
     if task == "multitask":
         columns = {name for task_name in KINDS for name in TASKS[task_name].argument_names}
-        model = (StartingModelArguments, ("model", "family", "config_options"))
         return MultitaskArguments, model, (TaskArguments, columns), FinetuningLoopArguments
     if task == "text2text":
-        model = (StartingModelArguments, ("model", "family", "config_options"))
         return TextToTextArguments, model, (TaskArguments, TextToText.argument_names), FinetuningLoopArguments
     return finetuning_sections(TASKS[task])
 
