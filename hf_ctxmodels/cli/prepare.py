@@ -106,9 +106,7 @@ def preparation_of(arguments: CorpusArguments, seed: int, directory: Path) -> Pr
     """The preparation of the flags."""
     tokenizer = load_tokenizer(str(arguments.tokenizer))
     _, objective = make_objective(get_family(str(arguments.family)), tokenizer, arguments, seed)
-    documents, _ = replace(arguments, validation_fraction=0.0).load()
-    if arguments.validation_fraction:
-        documents.split(arguments.validation_fraction)  # raises for a fraction that is out of range
+    documents, _ = arguments.load()
     return make_preparation(documents, arguments, objective, directory)
 
 

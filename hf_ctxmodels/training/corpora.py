@@ -165,8 +165,7 @@ def control_codes(arguments: CorpusArguments) -> list[str]:
     codes = [code for code in dict.fromkeys(arguments.control_codes) if code != NONE]
     location = "--control_codes"
     if arguments.control_column is not None:
-        documents, _ = replace(arguments, validation_fraction=0.0).load()
-        codes, location = sorted(documents.control_codes()), f"--control_column {arguments.control_column}"
+        codes, location = sorted(arguments.open().control_codes()), f"--control_column {arguments.control_column}"
     if len(codes) > _MAX_CONTROL_CODES:
         raise CtxError(
             f"{len(codes):,} control codes, at most {_MAX_CONTROL_CODES:,} are supported.",
@@ -219,13 +218,12 @@ def corpus_identity(arguments: CorpusArguments, objective: Objective, num_parts:
 def make_preparation(
     documents: Documents, arguments: CorpusArguments, objective: Objective, directory: Path
 ) -> Preparation:
-    """The preparation of documents that are not split, in a directory; raises CtxError if they cannot be sampled by
-    `sampling_alpha`."""
+    """The preparation of the training documents of `arguments.load()`, and of the held-out ones, in a directory; raises
+    CtxError if they cannot be sampled by `sampling_alpha`."""
     check_sampling(objective.sampling, arguments.sampling_alpha)
     fraction = arguments.validation_fraction
-    training_documents = documents.split(fraction)[0] if fraction else documents
     # a split numbers the documents of each source
-    sources = [training_documents] if arguments.sampling_alpha is None else split_sources(training_documents)
+    sources = [documents] if arguments.sampling_alpha is None else split_sources(documents)
     if objective.has_heldout_loss:  # the preparation splits the documents
         sources = [source.unsplit() for source in sources]
     else:  # held-out documents have no examples
@@ -252,7 +250,7 @@ def make_examples(
     """
     is_small = documents.num_bytes is not None and documents.num_bytes < SMALLEST_CACHED_TEXT
     if cache and not (arguments.streaming or is_small):
-        corpus = cached_corpus(documents.unsplit(), arguments, objective, show_progress)
+        corpus = cached_corpus(documents, arguments, objective, show_progress)
         return open_examples(corpus, objective)
     held_out = None
     if held_out_documents is not None and objective.has_heldout_loss:

@@ -298,14 +298,14 @@ def test_sources_share_one_held_out_split(tokenizer, documents, tmp_path, monkey
         Path(file).write_text("\n\n".join("\n".join(document) for document in half), encoding="utf-8")
     corpus = load_documents(*files)
     arguments = CorpusArguments(dataset=files, sampling_alpha=0.5, validation_fraction=0.2, max_length=32)
-    objective = MaskedLM(tokenizer, max_length=32)
-    preparation = make_preparation(corpus, arguments, objective, tmp_path)
+    objective, (training, _) = MaskedLM(tokenizer, max_length=32), arguments.load()
+    preparation = make_preparation(training, arguments, objective, tmp_path)
     assert [part.source for part in preparation.parts] == [0, 1]
     for split, expected in enumerate(corpus.split(0.2)):
         parts = [part.documents.split(0.2)[split] for part in preparation.parts]
         assert [document for part in parts for document in part] == list(expected)
     monkeypatch.setattr(MaskedLM, "has_heldout_loss", False)  # then held-out documents are left out
-    preparation = make_preparation(corpus, arguments, objective, tmp_path)
+    preparation = make_preparation(training, arguments, objective, tmp_path)
     assert preparation.validation_fraction == 0
     assert [document for part in preparation.parts for document in part.documents] == list(corpus.split(0.2)[0])
 
