@@ -247,12 +247,11 @@ class ScaledAdamW(torch.optim.Optimizer):
         scales = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in torch._foreach_norm(parameters)]
         torch._foreach_div_(scales, [math.sqrt(parameter.numel()) for parameter in parameters])
         torch._foreach_clamp_min_(scales, _SMALLEST_SCALE)
-        gradients = [_local_shard(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        gradients = [local_shard(parameter.grad) for parameter in parameters if parameter.grad is not None]
         first, second = (
-            [_local_shard(self.state[parameter][name]) for parameter in parameters]
-            for name in ("exp_avg", "exp_avg_sq")
+            [local_shard(self.state[parameter][name]) for parameter in parameters] for name in ("exp_avg", "exp_avg_sq")
         )
-        parameters = [_local_shard(parameter) for parameter in parameters]
+        parameters = [local_shard(parameter) for parameter in parameters]
         torch._foreach_lerp_(first, gradients, 1 - beta1)
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
@@ -272,7 +271,8 @@ class ScaledAdamW(torch.optim.Optimizer):
             )
 
 
-def _local_shard(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
+    """This process's shard of a tensor, or the tensor if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import nn
-from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
 from hf_ctxmodels.core.console import LINE_INTERVALS, ReportTimer, format_number, print_status
@@ -19,6 +18,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import matches_type
 from hf_ctxmodels.core.output_files import wrap_write_errors, write_text_file
 from hf_ctxmodels.training.accelerator import describe_device
+from hf_ctxmodels.training.optimizers import local_shard
 
 LOG_FILE = "training_log.jsonl"
 _MAX_SHOWN_INDICES = 64
@@ -32,10 +32,7 @@ class NonFiniteError(CtxError):
 
 def require_finite_weights(model: nn.Module, step: int) -> None:
     """Raise NonFiniteError if a weight is NaN or infinite, which may happen with finite gradients."""
-    parameters = {
-        name: parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        for name, parameter in model.named_parameters()
-    }
+    parameters = {name: local_shard(parameter) for name, parameter in model.named_parameters()}
     with torch.no_grad():
         finite = torch.stack([parameter.isfinite().all() for parameter in parameters.values()]).tolist()
     non_finite = [name for name, is_finite in zip(parameters, finite, strict=True) if not is_finite]
