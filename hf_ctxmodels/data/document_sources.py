@@ -121,10 +121,11 @@ class DataArguments:
         return documents.split(self.validation_fraction) if self.validation_fraction else (documents, None)
 
     def open(self) -> Documents:
-        """All documents, whose sources each iteration reads again; files are always streamed.
+        """All documents; each iteration reads them again, and files are always streamed.
 
-        Raises CtxError if a source does not exist, or the numbers of arguments do not match; errors in the data are
-        raised while iterating.
+        Raises:
+            CtxError: A source does not exist, or the numbers of arguments do not match. Errors in the data are raised
+                while iterating.
         """
         options = self.translations, self.language_tags, self.control_codes
         if any(len(values) not in (0, len(self.dataset)) for values in options):
@@ -172,9 +173,17 @@ class DataArguments:
         )
 
 
-def load_documents(*datasets: str, **flags: Any) -> Documents:
-    """The documents of `DataArguments([*datasets], **flags)`, see there."""
-    return DataArguments([*datasets], **flags).open()
+def load_documents(*datasets: str, **options: Any) -> Documents:
+    """Open the documents of one or more sources; each iteration reads them again.
+
+    Args:
+        datasets: Sources, as in `DataArguments.dataset`.
+        **options: Other fields of `DataArguments`, for example `text_column`.
+
+    Raises:
+        CtxError: See `DataArguments.open`.
+    """
+    return DataArguments([*datasets], **options).open()
 
 
 def _open(dataset: str, data: DataArguments) -> tuple[str, list[SizedReader]]:
