@@ -74,6 +74,22 @@ def test_decode_restores_capitals(tokenizer: CtxUlmfitTokenizer) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == "The CAT sat very very very good !!!!"
 
 
+def test_added_tokens(tmp_path) -> None:
+    """They are found wherever words are, and `tokenize` returns them without a space."""
+    tokenizer = CtxUlmfitTokenizer.train([TEXT], vocab_size=80, min_count=1)
+    tokenizer.add_tokens(["<new>", "covid"])
+    for text, tokens in (
+        ("<new> film", "<new> film"),
+        ("film.<new> Covid, COVID", "film . <new> xxmaj covid , xxup covid"),
+        ("film\tcovid", "film covid"),
+    ):
+        assert tokenizer.tokenize(text) == tokens.split()
+        assert tokenizer(text).input_ids[1:] == tokenizer.convert_tokens_to_ids(tokens.split())
+    assert tokenizer.decode(tokenizer("a Covid film").input_ids, skip_special_tokens=False) == "xxbos a Covid film"
+    tokenizer.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).tokenize("film.<new>") == ["film", ".", "<new>"]
+
+
 def test_do_lower_case_false(tmp_path) -> None:
     tokenizer = CtxUlmfitTokenizer.train([TEXT], vocab_size=80, min_count=1, do_lower_case=False)
     tokenizer.save_pretrained(tmp_path)

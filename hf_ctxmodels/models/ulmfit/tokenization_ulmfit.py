@@ -89,7 +89,8 @@ class CtxUlmfitTokenizer(CtxWordTokenizer):
             steps.append(_replace(r"\s(?=\p{Lu}[^\p{Ll}\s]*[\p{Lu}\p{Nd}][^\p{Ll}\s]*(?:\s|\z))", f" {ALL_CAPITALS} "))
             steps.append(_replace(r"\s(?=\p{Lu}[^\p{Lu}\s]*\p{Ll}[^\p{Lu}\s]*(?:\s|\z))", f" {CAPITALIZED} "))
             steps.append(normalizers.Lowercase())
-        return steps
+        # the backend normalizes added tokens, too, and finds "foo" in "(foo)" only if they do not begin with a space
+        return [*steps, normalizers.Strip(left=True, right=False)]
 
     def _decode(self, token_ids: int | list[int], *arguments: Any, **kwargs: Any) -> str:
         """The text with its capitals and repetitions restored."""
