@@ -318,6 +318,8 @@ print(type(model).__name__, *model.eval()(**tokenizer("one two", return_tensors=
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     expected = model(**tokenizer("one two", return_tensors="pt")).logits[0]
     torch.testing.assert_close(torch.tensor(list(map(float, logits))), expected, rtol=1e-5, atol=1e-5)
+    exported_tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    assert exported_tokenizer.model_max_length == model.config.max_sequence_length < tokenizer.model_max_length
     assert "already holds" in command_output("export transformers", **flags, fails=True)
     FAMILIES["mass"].models["AutoModel"](FAMILIES["mass"].config(**FAMILIES["mass"].sizes["tiny"])).save_pretrained(
         tmp_path / "mass"

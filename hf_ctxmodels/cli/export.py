@@ -48,6 +48,7 @@ from hf_ctxmodels.inference.exporting import (
     inputs_for_texts,
 )
 from hf_ctxmodels.inference.prediction import finetuning_summary
+from hf_ctxmodels.tokenizers.base import limit_tokenizer_length
 from hf_ctxmodels.training.checkpoint_files import MANIFEST_FILE
 from hf_ctxmodels.training.model_loading import load_tokenizer
 from hf_ctxmodels.training.summary import SUMMARY_FILE
@@ -114,7 +115,7 @@ def reference() -> None:
             hint="fine-tune without --adapter, or use the model with this package.",
         )
     model: Any = load_saved_model(arguments.model)
-    _save_with_tokenizer(model.export_reference, arguments.model, arguments.output_dir)
+    _save_with_tokenizer(model, model.export_reference, arguments.model, arguments.output_dir)
     (name,) = read_json(Path(arguments.output_dir) / "config.json")["architectures"]
     print(f"{type(model).__name__} exported to {arguments.output_dir} as {name}")
     if (Path(arguments.model) / "modules.json").is_file():
@@ -170,7 +171,7 @@ def int8() -> None:
     activations: Any = next(name for name, scales in SCALES.items() if isinstance(arguments.activations, scales))
     config = CtxInt8Config(activations=activations, embeddings=arguments.embeddings, skip=arguments.skip)
     quantize_model(model, config, _calibrate(model, arguments))
-    _save_with_tokenizer(model.save_pretrained, arguments.model, arguments.output_dir)
+    _save_with_tokenizer(model, model.save_pretrained, arguments.model, arguments.output_dir)
     _save_summary(model, arguments.model, arguments.output_dir)
     after = model.get_memory_footprint()
     print(f"{len(config.modules or ())} modules have weights of 8 bits")
@@ -282,7 +283,7 @@ def low_rank() -> None:
         skip=arguments.skip,
         moments=moments,
     )
-    _save_with_tokenizer(model.save_pretrained, arguments.model, arguments.output_dir)
+    _save_with_tokenizer(model, model.save_pretrained, arguments.model, arguments.output_dir)
     _save_summary(model, arguments.model, arguments.output_dir)
     print("\n".join(_result_lines(results)))
     after = model.num_parameters()
@@ -312,16 +313,20 @@ def _check_directories(source: str, output_dir: str, overwrite: bool) -> None:
     check_output_directory(output_dir, names, flag="--output_dir", overwrite=overwrite, model=source)
 
 
-def _save_with_tokenizer(save_model: Callable[[str], None], source: str, output_dir: str) -> None:
-    """Save a model by `save_model`, and the tokenizer of `source`, if it has one; files of a previous model are
-    replaced."""
+def _save_with_tokenizer(
+    model: PreTrainedModel, save_model: Callable[[str], None], source: str, output_dir: str
+) -> None:
+    """Save a model by `save_model`, and the tokenizer of `source`, if it has one, with at most the model's input
+    length; files of a previous model are replaced."""
     with wrap_write_errors(output_dir):
         shutil.rmtree(Path(output_dir) / ADAPTERS_FOLDER, ignore_errors=True)
         for name in (MANIFEST_FILE, SUMMARY_FILE):  # they describe the previous weights
             (Path(output_dir) / name).unlink(missing_ok=True)
         save_model(output_dir)
         try:
-            load_tokenizer(source).save_pretrained(output_dir)
+            tokenizer = load_tokenizer(source)
+            limit_tokenizer_length(tokenizer, model.config)
+            tokenizer.save_pretrained(output_dir)
         except CtxError as error:
             print_status(f"The tokenizer is not saved: {error.message}")
 
