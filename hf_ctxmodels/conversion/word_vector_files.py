@@ -50,7 +50,7 @@ def read_word2vec_text(path: str | Path) -> WordVectors:
 def read_glove(path: str | Path) -> WordVectors:
     """Read GloVe's text format, where words may contain spaces; raises CtxError for damaged files and other formats."""
     first = next(read_lines(path), "")
-    width = len(first.split()) - 1
+    width = len(first.rstrip().split(" ")) - 1  # other white space, such as U+00A0, belongs to a word
     if width < 2:
         raise CtxError(
             f"The first line is not a word and its vector: {first.strip()[:80]!r}.",
@@ -76,6 +76,12 @@ def read_word2vec_binary(path: str | Path) -> WordVectors:
             if len(numbers) < 4 * width:
                 raise _truncated_error(path, len(words) - 1, count)
             rows.append(np.frombuffer(numbers, dtype="<f4"))
+        if file.read(2).strip():
+            raise CtxError(
+                f"The first line specifies {count} words, but the file continues after them.",
+                location=str(path),
+                hint="copy the file again from its source, or correct the first line.",
+            )
     matrix = np.stack(rows).astype(np.float32, copy=False)
     _check_finite(words, matrix, path)
     return _deduplicate(words, matrix, path)

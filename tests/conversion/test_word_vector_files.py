@@ -75,6 +75,7 @@ def test_gensim_round_trip_keeps_counts() -> None:
         ("glove", b"a 1 2\nb 1\n", "line 2"),
         ("word2vec-binary", b"2 2\na " + np.ones(2, "<f4").tobytes(), "at word 0"),
         ("word2vec-binary", b"2 2\na 1234", "at word 0"),
+        ("word2vec-binary", b"1 1\na 1234\nb 5678\n", "specifies 1 words, but the file continues"),
         ("word2vec-binary", b"the 1 2\n", "first line"),
         ("word2vec-binary", b"1 2\n\xff\xfe " + np.ones(2, "<f4").tobytes(), "not UTF-8"),
     ],
@@ -97,6 +98,8 @@ def test_missing_files_and_unusual_words(tmp_path: Path) -> None:
     (tmp_path / "vectors").write_text("a 1 2\n. . 3 4\n")
     vectors = READERS["glove"](tmp_path / "vectors")
     assert vectors.words == ["a", ". ."]
+    (tmp_path / "no-break-space").write_text("\u00a0 1 2 3\na 4 5 6\n")
+    assert READERS["glove"](tmp_path / "no-break-space").words == ["\u00a0", "a"]
     with pytest.raises(CtxError, match="white space"):
         WRITERS["glove"](vectors, tmp_path / "copy")
 
