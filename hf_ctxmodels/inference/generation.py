@@ -144,14 +144,20 @@ def _check_lengths(
     its generated tokens."""
     pair_length = max_pair_length(model.config)
     limit = max_input_length(model.config) if pair_length is None else pair_length
-    if limit is not None and max_new_tokens > limit:
-        raise CtxError(
-            f"{max_new_tokens} new tokens exceed the model's {limit} positions.",
-            location=f"--max_new_tokens {max_new_tokens}",
-            hint=f"use a max_new_tokens of at most {limit}.",
-        )
     max_tokens = max_source_length(model.config, max_new_tokens)
     num_special_tokens = len(tokenizer("")["input_ids"]) if model.config.is_encoder_decoder else 0
+    if limit is not None:
+        shares_positions = max_tokens != limit  # the generated tokens follow the text
+        max_new_limit = limit - num_special_tokens - 1 if shares_positions else limit
+        if max_new_tokens > max_new_limit:
+            longest = max(map(len, sequences))
+            fitting = limit - longest if shares_positions and longest < limit else max_new_limit
+            text = " and a text" if shares_positions else ""
+            raise CtxError(
+                f"{max_new_tokens} new tokens{text} exceed the model's {limit} positions.",
+                location=f"--max_new_tokens {max_new_tokens}",
+                hint=f"use a max_new_tokens of at most {fitting}.",
+            )
     for index, (text, ids) in enumerate(zip(texts, sequences, strict=True)):
         if len(ids) <= num_special_tokens or not (may_be_empty or text.strip()):
             location = locations[index] if locations else None
