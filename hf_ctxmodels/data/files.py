@@ -124,6 +124,10 @@ def file_errors(path: str) -> Iterator[None]:
 
 def missing_file_error(path: str) -> CtxError:
     """The error for a path without a file."""
+    if not is_url(path) and os.path.isdir(path):
+        return CtxError(
+            "The path is a directory, expected a file.", location=path, hint="use the path of a file in the directory."
+        )
     return CtxError("No such file.", location=path, hint="use the path of a data file, or `demo`.")
 
 

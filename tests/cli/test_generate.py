@@ -132,6 +132,7 @@ def test_sampling_seed(decoder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         ({"decoding": "sample:seed=-1"}, r"seed=-1 is out of range(.|\n)*at least 0 and at most 4,294,967,295"),
         ({"max_new_tokens": 15}, r"Text 0 .*has \d+ tokens; the model has 16 positions(.|\n)*in\.txt:1"),
         ({"max_new_tokens": 16}, r"16 new tokens and a text exceed the model's 16 positions(.|\n)*at most 13\."),
+        ({"input": "{folder}"}, r"is a directory, expected a file(.|\n)*use the path of a file in the directory"),
         ({"language": "<de>"}, r"does not generate '<de>'(.|\n)*leave the language out"),
         ({"references": "{folder}/one.txt"}, r"2 texts and 1 references"),
         ({"references": "{folder}/in.txt", "metrics": "f1"}, r"no metric 'f1'"),
