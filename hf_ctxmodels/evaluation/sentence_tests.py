@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import COLUMN_NAMES_HINT, parse_number, read_table
-from hf_ctxmodels.downstream.tasks.base import get_texts
+from hf_ctxmodels.downstream.tasks.base import get_texts, parse_label
 from hf_ctxmodels.downstream.tasks.metrics import pearson_correlation, spearman_correlation
 from hf_ctxmodels.evaluation.mining import ExactSearch, margin_scores
 
@@ -27,6 +27,7 @@ Criterion = Literal["cosine", "margin"]
 PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 RIDGE_PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 _HELD_OUT_DIVISOR = 10  # one in 10 training examples is held out to choose the penalty
+_CELL_HINT = "correct the line, or name another column."
 _MAX_SCORES = 2**24  # cosines in memory at the same time
 
 
@@ -99,10 +100,10 @@ def read_rated_pairs(file: str, columns: Sequence[str]) -> RatedPairs:
             raise CtxError(
                 f"{row.values[columns[2]]!r} is not a number.",
                 location=row.location,
-                hint="correct the line, or name another column.",
+                hint=_CELL_HINT,
             )
         ratings.append(rating)
-    return [get_texts(row, columns[:2]) for row in rows], ratings
+    return [get_texts(row, columns[:2], _CELL_HINT) for row in rows], ratings
 
 
 def read_test_pairs(file: str, columns: Sequence[str]) -> RatedPairs:
@@ -153,7 +154,10 @@ def read_labeled_splits(train_file: str, test_file: str, columns: Sequence[str])
             hint="name the columns of one or two sentences and the label.",
         )
     train, test = (
-        ([get_texts(row, columns[:-1]) for row in rows], [str(row.values[columns[-1]]) for row in rows])
+        (
+            [get_texts(row, columns[:-1], _CELL_HINT) for row in rows],
+            [parse_label(row.values[columns[-1]], row.location, _CELL_HINT) for row in rows],
+        )
         for rows in (read_table(file, columns, column_hint=COLUMN_NAMES_HINT) for file in (train_file, test_file))
     )
     _check_labels(train[1], test[1], f"{train_file}, {test_file}")

@@ -63,6 +63,22 @@ def test_relatedness_is_learned(tmp_path: Path) -> None:
         read_rated_splits(*files, columns)
 
 
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"text": null, "label": "x"}', "Expected a text in column 'text', got None"),
+        ('{"text": "a", "label": null}', "None is not a label"),
+        ('{"text": "a", "label": " "}', "' ' is not a label"),
+    ],
+)
+def test_invalid_cells_of_labeled_sentences(row: str, message: str, tmp_path: Path) -> None:
+    """The columns are part of the flag --classification: there are no flags --text_columns and --label_column."""
+    file = tmp_path / "train.jsonl"
+    file.write_text(f'{{"text": "b", "label": "y"}}\n{row}\n')
+    with pytest.raises(CtxError, match=rf"{message}[\s\S]*train.jsonl:2[\s\S]*Fix: correct the line, or name another"):
+        read_labeled_splits(str(file), str(file), ["text", "label"])
+
+
 def test_probe_matches_logistic_regression() -> None:
     (features, targets), (unseen, unseen_targets) = blobs(400), blobs(300, seed=1)
     labels, unseen_labels = (["xyz"[target] for target in side] for side in (targets, unseen_targets))

@@ -370,6 +370,13 @@ def get_texts(
     return tuple(row.values[column] for column in columns)
 
 
+def parse_label(value: Any, location: str, hint: str = "correct the line, or pass another --label_column.") -> str:
+    """The label in a cell of a table; raises CtxError for an empty cell, null, a list or an object."""
+    if value is None or isinstance(value, (list, dict)) or str(value).strip() == "":
+        raise CtxError(f"{value!r} is not a label; expected a name or a number.", location=location, hint=hint)
+    return str(value)
+
+
 def read_words(file: str, column: str, hint: str) -> list[tuple[list[str], str]]:
     """The words of each row of a file with their location: a list of words, or a text, which is split into words and
     punctuation marks; raises CtxError with this hint for other values."""

@@ -26,6 +26,7 @@ from hf_ctxmodels.downstream.tasks.base import (
     TaskArguments,
     get_texts,
     most_frequent,
+    parse_label,
 )
 from hf_ctxmodels.downstream.tasks.tfidf import tfidf_predictions
 
@@ -151,13 +152,7 @@ class SequenceClassification(_SequenceTask, LabeledTask[SequenceExample]):
     has_unlabeled_loss = True
 
     def _parse_label(self, value: Any, location: str) -> str:
-        if value is None or isinstance(value, (list, dict)) or str(value).strip() == "":
-            raise CtxError(
-                f"{value!r} is not a label; expected a name or a number.",
-                location=location,
-                hint="correct the line, or pass another --label_column.",
-            )
-        return str(value)
+        return parse_label(value, location)
 
     def _examples(self, rows: Sequence[Row]) -> list[SequenceExample]:
         """The examples, whose labels are stripped of whitespace, with a warning if there was any."""
