@@ -48,12 +48,15 @@ def require_writable(directory: str | Path, flag: str) -> None:
     tried."""
     require_local(directory, flag)
     directory = Path(directory).absolute()
-    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    existing = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
     try:
         with tempfile.TemporaryFile(dir=existing):
             return
     except OSError as error:
-        reason = f"{existing}: {error.strerror}" if existing.is_dir() else f"{existing} is a file"
+        if existing.is_dir():
+            reason = f"{existing}: {error.strerror}"
+        else:
+            reason = f"{existing} is a file" if existing.exists() else f"{existing} is a broken symbolic link"
         raise CtxError(
             f"The output directory cannot be created or written to: {reason}.",
             location=f"{flag} {directory}",

@@ -41,6 +41,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save(workspace / "tokenizer", tokenizer)
     write_rows(workspace / "rows.jsonl", "AB")
     (workspace / "text.txt").write_text("\n".join(TEXTS * 9))
+    (workspace / "link").symlink_to("missing")
     (workspace / "broken.txt").write_bytes(b"the caf\xe9 was closed")
     return workspace
 
@@ -83,6 +84,7 @@ HINT = "did you mean runs/abc?"
         ("export torch --model none --output o.onnx", "use the suffix .pt2"),
         (f"pretrain --tokenizer none {TEXT} --output_dir text.txt/out", "cannot be created or written to"),
         (f"pretrain --tokenizer none {TEXT} --output_dir /proc/out", "cannot be created or written to: /proc"),
+        (f"pretrain --tokenizer none {TEXT} --output_dir link/out", "link is a broken symbolic link"),
         ("data units --gazetteers text.txt --output text.txt/units.txt", "text.txt is a file"),
         (f"pretrain --tokenizer none {TEXT} --output_dir s3://bucket/out", "is a URL, expected a local path"),
         (f"finetune regression --model none {TASK} --output_dir file:///out", "is a URL, expected a local path"),
