@@ -378,11 +378,15 @@ def _directory_files(directory: str, split: str, config_name: str | None) -> lis
         has_configurations = config_name is not None or (card.is_file() and "configs:" in read_utf8(card))
         if has_configurations or not files.get(split) or not suffixes[split] <= set(FILE_SUFFIXES):
             return []
-    if split not in files or config_name is not None:
+    if config_name is not None:
         raise CtxError(
-            f"The .txt files of the directory have no configurations, and the splits {', '.join(files)}.",
-            location=location,
-            hint="omit --dataset_config, and use one of these splits.",
+            "The .txt files of the directory have no configurations.", location=location, hint="omit --dataset_config."
+        )
+    if split not in files:
+        raise CtxError(
+            f"{directory} has no split {split!r}.",
+            location=f"--dataset_split {split}",
+            hint=f"use one of: {', '.join(files)}.",
         )
     if len(suffixes[split]) > 1:
         file_names = sorted({file_name(file) for file in files[split]})

@@ -126,6 +126,10 @@ def test_directory_of_text_files(tmp_path, capsys):
     for split in ("train", "test"):
         (tmp_path / "splits" / f"{split}.txt").write_text(f"The {split} text.\nA line.\n")
         assert [*load_documents(str(tmp_path / "splits"), dataset_split=split)] == [[f"The {split} text.", "A line."]]
+    with pytest.raises(CtxError, match=r"splits has no split 'dev'(.|\n)*use one of: train, test"):
+        load_documents(str(tmp_path / "splits"), dataset_split="dev")
+    with pytest.raises(CtxError, match="have no configurations"):
+        load_documents(str(tmp_path / "splits"), dataset_config="en")
     (tmp_path / "plain" / "three.jsonl").write_text('{"text": "A fourth document."}\n')
     with pytest.raises(CtxError, match="txt files and other data: three"):
         load_documents(str(tmp_path / "plain"))
