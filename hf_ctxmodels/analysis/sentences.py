@@ -5,6 +5,7 @@ from pathlib import Path
 
 from hf_ctxmodels.architectures.word_alignment import Sentence, split_words
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.files import is_directory, missing_file_error
 from hf_ctxmodels.data.text_files import FILE_SUFFIXES, FileRange, TextColumns, document_suffix, read_file
 from hf_ctxmodels.data.treebanks import is_treebank, read_treebank
 
@@ -24,6 +25,8 @@ def read_sentences(files: Sequence[str | Path]) -> list[Sentence]:
 def check_sentence_file(file: str, location: str, suffixes: Sequence[str] = FILE_SUFFIXES) -> None:
     """Raise CtxError if a file does not have the suffix of a format that `read_file` reads."""
     if document_suffix(file) not in FILE_SUFFIXES:
+        if is_directory(file):
+            raise missing_file_error(file)
         raise CtxError(
             f"Cannot read sentences from a file with the suffix {document_suffix(file)!r}.",
             location=location,

@@ -19,7 +19,7 @@ from typing import Any
 
 from hf_ctxmodels.core.bio_tags import is_bio
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.files import file_suffix
+from hf_ctxmodels.data.files import file_suffix, is_directory, missing_file_error
 from hf_ctxmodels.data.text_files import read_json_lines, read_text
 
 CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
@@ -71,6 +71,8 @@ def read_table(
             rows.append(Row({column: record[column] for column in columns}, str(location)))
     elif suffix in _DELIMITERS:
         rows += _read_delimited(file, columns, _DELIMITERS[suffix], column_hint)
+    elif is_directory(str(file)):
+        raise missing_file_error(str(file))
     else:
         raise CtxError(
             f"Not a table: the suffix is {suffix!r}, expected {', '.join((*_DELIMITERS, '.jsonl'))}, plain or with .gz "

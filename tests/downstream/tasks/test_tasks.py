@@ -81,6 +81,7 @@ def test_rows_have_line_numbers(tmp_path):
         ("a.xls", "x", r"(?s)Not a table.*\.csv"),
         ("a.json", "{}", r"(?s)Not a table.*json"),
         ("none.csv", None, "No such file"),
+        (".", None, "is a directory, expected a file"),
         ("a.tsv", "text\tlabel\ncafé\t1\n".encode("latin-1"), r"(?s)byte 14 is 0xe9.*a\.tsv.*iconv -f WINDOWS-1252"),
         ("a.tsv", "text\tlabel\nx\t1\n".encode("utf-16"), r"(?s)byte 0 is 0xff.*a\.tsv.*iconv -f UTF-16"),
         ("a.tsv", b"\xfe\xff" + "text".encode("utf-16-be"), r"(?s)byte 0 is 0xfe.*a\.tsv.*iconv -f UTF-16"),
