@@ -9,6 +9,7 @@ same first line, followed by each word, a space, and its numbers as little-endia
 `.zst` are compressed.
 """
 
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from hf_ctxmodels.conversion.released_files import Conversion
 from hf_ctxmodels.conversion.word_vectors import WordVectors, gensim_models
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
-from hf_ctxmodels.core.output_files import check_output_file, replacing
+from hf_ctxmodels.core.output_files import check_output_file, replacing, wrap_write_errors
 from hf_ctxmodels.core.paths import local_path
 from hf_ctxmodels.data.files import compression_suffix, file_errors, file_info, open_file, write_compressed
 from hf_ctxmodels.data.text_files import read_lines
@@ -102,6 +103,17 @@ def write(vectors: WordVectors, path: str | Path, *, header: bool, binary: bool 
         for word, row in zip(vectors.words, vectors.matrix.astype("<f4")):
             text = "" if binary else " ".join(np.format_float_positional(value, trim="-") for value in row)
             file.write(word.encode() + b" " + (row.tobytes() if binary else text.encode()) + b"\n")
+
+
+def write_gensim(vectors: WordVectors, path: str | Path) -> None:
+    """Write a file of gensim atomically, after its large arrays, which are files with longer names."""
+    path = Path(path)
+    with wrap_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            vectors.to_gensim().save(str(Path(folder) / path.name))
+            for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == path.name):
+                file.replace(path.parent / file.name)
 
 
 READERS: dict[str, Callable[[str | Path], WordVectors]] = {
@@ -251,9 +263,8 @@ class WordVectorConversion(Conversion):
             check_output_file(self.output, flag="--output", overwrite=self.overwrite)
             model = load_model(self.input, AutoModel.__name__, load_config(self.input))
             vectors = WordVectors.from_model(model, load_tokenizer(self.input))
-            Path(self.output).parent.mkdir(parents=True, exist_ok=True)
             if self.output_format == GENSIM:
-                vectors.to_gensim().save(self.output)
+                write_gensim(vectors, self.output)
             elif self.output_format is not None:
                 WRITERS[self.output_format](vectors, self.output)
         shape = f"{len(vectors.words)} words of {vectors.matrix.shape[1]} dimensions"

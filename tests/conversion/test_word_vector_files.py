@@ -1,6 +1,8 @@
 """Word vector files: round trips, compatibility with gensim, and damaged files."""
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,6 +122,26 @@ def test_conversion_command(family: str, tmp_path: Path) -> None:
     assert not states[1, 1].any()
     command_output(COMMAND, output_format="glove", input=directory, output=tmp_path / "vectors.txt")
     np.testing.assert_array_equal(READERS["glove"](tmp_path / "vectors.txt").matrix, VECTORS.matrix)
+
+
+def test_failed_write_of_gensim_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = pytest.importorskip("gensim.models", reason="needs gensim (extra `demo`)")
+    save = models.KeyedVectors.save
+
+    def fail_after_writing(self: Any, file: str) -> None:
+        save(self, file)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    WRITERS["glove"](VECTORS, tmp_path / "vectors.txt")
+    source = {"input_format": "glove", "input": tmp_path / "vectors.txt", "family": STATIC[0]}
+    command_output(COMMAND, **source, output=tmp_path / "model")
+    flags = {"output_format": "gensim", "input": tmp_path / "model", "output": tmp_path / "out" / "vectors.kv"}
+    monkeypatch.setattr(models.KeyedVectors, "save", fail_after_writing)
+    assert "free disk space there" in command_output(COMMAND, **flags, fails=True)
+    assert not list((tmp_path / "out").iterdir())
+    monkeypatch.setattr(models.KeyedVectors, "save", save)
+    command_output(COMMAND, **flags)
+    assert models.KeyedVectors.load(str(flags["output"])).index_to_key == list(VECTORS.words)
 
 
 def test_pickles_require_allow_pickle(tmp_path: Path) -> None:
