@@ -17,7 +17,6 @@ from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.host_copies import host_copy
 from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.downstream.networks.modeling import CtxTaskNetworkHeadModel
-from hf_ctxmodels.downstream.networks.pairs import reject_output_vectors
 from hf_ctxmodels.heads.base import ItemCounts, check_target_shape, mean_over_targets, validate_targets
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.pooling import build_token_mask
@@ -103,9 +102,8 @@ class CoreferenceNetwork(nn.Module):
 
     initializes_itself = True
 
-    def __init__(self, input_size: int, options: CoreferenceOptions, output_size: int = 0) -> None:
+    def __init__(self, input_size: int, options: CoreferenceOptions) -> None:
         super().__init__()
-        reject_output_vectors(output_size, self)
         self.options = options
         hidden = options.scorer_size
         state_size = 2 * options.hidden_size if options.num_layers else input_size
@@ -185,8 +183,7 @@ class CoreferenceNetwork(nn.Module):
         kept_scores = mention_scores.flatten()[span_indices].masked_fill(~is_kept, -math.inf)
 
         candidates, scores = self.antecedent_scores(kept_spans, kept_scores, is_kept)
-        all_scores = torch.cat([scores.new_zeros(*scores.shape[:2], 1), scores], -1)
-        best = all_scores.argmax(-1, keepdim=True)
+        best = F.pad(scores, (1, 0)).argmax(-1, keepdim=True)  # 0 for no antecedent
         antecedents = candidates.gather(2, (best - 1).clamp(min=0)).masked_fill(best == 0, NO_ANTECEDENT)[..., 0]
         loss = None
         if labels is not None:
@@ -228,8 +225,8 @@ class CoreferenceNetwork(nn.Module):
             indices = select_spans(scores[first : first + num_words], limit)
             span_indices.append(torch.tensor(indices) + first * self.options.max_span_width)
             first += num_words
-        is_kept = nn.utils.rnn.pad_sequence([torch.ones(len(spans), dtype=torch.bool) for spans in span_indices], True)
-        return tuple(tensor.to(rows.device) for tensor in (nn.utils.rnn.pad_sequence(span_indices, True), is_kept))  # type: ignore[return-value]
+        padded = nn.utils.rnn.pad_sequence(span_indices, batch_first=True, padding_value=-1).to(rows.device)
+        return padded.clamp(min=0), padded >= 0
 
     def antecedent_scores(self, spans: Tensor, mention_scores: Tensor, is_kept: Tensor) -> tuple[Tensor, Tensor]:
         """Choose the antecedents of each span by their coarse score, and score them.
@@ -354,9 +351,9 @@ class CtxTaskNetworkForCoreference(CtxTaskNetworkHeadModel):
     networks = {"coreference": (CoreferenceNetwork, CoreferenceOptions)}
     loss_targets = ("labels",)
 
-    def make_network(self, network_class: Any, options: Any, output_size: int) -> nn.Module:
+    def make_network(self, network_class: Any, options: Any, **sizes: int) -> nn.Module:
         """Create the network."""
-        return network_class(self.config.feature_size, options, output_size)
+        return network_class(self.config.feature_size, options, **sizes)
 
     @can_return_tuple
     def forward(

@@ -1,6 +1,7 @@
 """Task networks on the word vectors of one or several models (Peters et al. 2018, section 3.3)."""
 
 import dataclasses
+import inspect
 from collections.abc import Iterable, Mapping, Set
 from itertools import chain
 from pathlib import Path
@@ -207,13 +208,21 @@ class CtxTaskNetworkHeadModel(heads.HeadModel, CtxTaskNetworkPreTrainedModel):
                 location="network_options",
                 hint=f"use one of: {', '.join(fields)}.",
             )
-        output_size = config.feature_size if config.output_features else 0
-        self.network = self.make_network(network_class, options_class(**values), output_size)
+        options, sizes = options_class(**values), {}
+        if config.output_features:
+            if "output_size" not in inspect.signature(network_class).parameters:
+                raise CtxError(
+                    f"{network_class.__name__} does not read vectors before its output: it has no states that output "
+                    "vectors could extend.",
+                    location="output_features",
+                    hint="set output_features=False.",
+                )
+            sizes["output_size"] = config.feature_size
+        self.network = self.make_network(network_class, options, **sizes)
 
-    def make_network(self, network_class: Any, options: Any, output_size: int) -> nn.Module:
-        """Create a network with its options; `output_size` is the width of the vectors at its output. Networks that do
-        not read them raise CtxError."""
-        return network_class(self.config.feature_size, self.config.num_labels, options, output_size)
+    def make_network(self, network_class: Any, options: Any, **sizes: int) -> nn.Module:
+        """Create a network with its options; with `config.output_features`, `sizes` is the `output_size`."""
+        return network_class(self.config.feature_size, self.config.num_labels, options, **sizes)
 
     def penalty(self) -> Tensor | None:
         """The weighted L2 penalty of the layer mixes, `config.mix_decay`, and other regularization terms."""
@@ -281,10 +290,10 @@ class CtxTaskNetworkForTokenClassification(CtxTaskNetworkHeadModel):
     loss_targets = ("labels",)
     network: TaggingNetwork
 
-    def make_network(self, network_class: Any, options: Any, output_size: int) -> nn.Module:
+    def make_network(self, network_class: Any, options: Any, **sizes: int) -> nn.Module:
         """Create the network with the names of the labels, which determine the constraints of BIO labels."""
         names = [str(self.config.id2label[index]) for index in range(self.config.num_labels)]
-        return network_class(self.config.feature_size, len(names), options, output_size, names)
+        return network_class(self.config.feature_size, len(names), options, labels=names, **sizes)
 
     @can_return_tuple
     def forward(
@@ -337,9 +346,9 @@ class CtxTaskNetworkForQuestionAnswering(CtxTaskNetworkHeadModel):
     loss_targets = ("start_positions", "end_positions")
     accepts_loss_kwargs = False
 
-    def make_network(self, network_class: Any, options: Any, output_size: int) -> nn.Module:
+    def make_network(self, network_class: Any, options: Any, **sizes: int) -> nn.Module:
         """Create the network."""
-        return network_class(self.config.feature_size, options, output_size)
+        return network_class(self.config.feature_size, options, **sizes)
 
     @can_return_tuple
     def forward(

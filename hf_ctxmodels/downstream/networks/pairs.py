@@ -119,11 +119,8 @@ class DecomposableAttention(nn.Module):
 
     initializes_itself = True
 
-    def __init__(
-        self, input_size: int, num_labels: int, options: DecomposableAttentionOptions, output_size: int = 0
-    ) -> None:
+    def __init__(self, input_size: int, num_labels: int, options: DecomposableAttentionOptions) -> None:
         super().__init__()
-        reject_output_vectors(output_size, self)
         width = options.hidden_size
         self.projection = nn.Linear(input_size, width, bias=False)
         self.intra = self._layers(width, width, options.dropout) if options.intra_attention else None
@@ -190,9 +187,8 @@ class BiattentiveOptions:
 class BiattentiveNetwork(nn.Module):
     """Biattentive classification network of texts and pairs (McCann et al. 2017, arXiv 1708.00107, section 5)."""
 
-    def __init__(self, input_size: int, num_labels: int, options: BiattentiveOptions, output_size: int = 0) -> None:
+    def __init__(self, input_size: int, num_labels: int, options: BiattentiveOptions) -> None:
         super().__init__()
-        reject_output_vectors(output_size, self)
         self.biattention = Biattention(input_size, options.hidden_size, options.dropout)
         self.classifier = maxout_classifier(options.hidden_size, num_labels, options.maxout_pieces, options.dropout)
 
@@ -293,14 +289,3 @@ def _partners(is_word: Tensor, is_second: Tensor) -> Tensor:
         return words[:, None] & ((second[:, :, None] != second[:, None]) | ~is_pair[:, None, None])
 
     return on_host(mask, is_word, is_second)
-
-
-def reject_output_vectors(output_size: int, network: nn.Module) -> None:
-    """Raise CtxError for an `output_size` above 0."""
-    if output_size:
-        raise CtxError(
-            f"{type(network).__name__} does not read vectors before its output: it has no states that output vectors "
-            "could extend.",
-            location="output_features",
-            hint="set output_features=False.",
-        )

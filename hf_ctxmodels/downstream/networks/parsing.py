@@ -9,7 +9,6 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.downstream.networks.modeling import CtxTaskNetworkHeadModel
-from hf_ctxmodels.downstream.networks.pairs import reject_output_vectors
 from hf_ctxmodels.heads.base import ItemCounts, validate_targets
 from hf_ctxmodels.heads.dependency_parsing import DependencyParsingOutput, best_relations, edge_labels, edge_loss
 from hf_ctxmodels.layers.biaffine import BiaffineScorer
@@ -48,9 +47,8 @@ class ParsingNetwork(nn.Module):
         input_size: Width of the word vectors.
     """
 
-    def __init__(self, input_size: int, num_relations: int, options: ParsingOptions, output_size: int = 0) -> None:
+    def __init__(self, input_size: int, num_relations: int, options: ParsingOptions) -> None:
         super().__init__()
-        reject_output_vectors(output_size, self)
         self.dropout = Dropout(options.dropout)
         self.lstm = bidirectional_lstms(input_size, options.hidden_size, options.num_layers)
         state_size = 2 * options.hidden_size if options.num_layers else input_size

@@ -176,8 +176,6 @@ def test_invalid_input_raises() -> None:
     vectors, is_word, is_second, _ = make_batch("right")
     with pytest.raises(CtxError, match="reads one text"):
         SentenceNetwork(INPUT, LABELS, SentenceOptions(4))(vectors, is_word, is_second)
-    with pytest.raises(CtxError, match="no states that output vectors"):
-        DecomposableAttention(INPUT, LABELS, DecomposableAttentionOptions(), OUTPUT)
     is_word[1] = False
     with pytest.raises(CtxError, match="Row 1"):
         Esim(INPUT, LABELS, EsimOptions(4))(vectors, is_word, is_second)

@@ -340,6 +340,9 @@ def test_invalid_options_raise(sources: dict[str, str]) -> None:
         make_network(sources, head, ("glove",), network="crf")
     with pytest.raises(CtxError, match="no option 'size'"):
         make_network(sources, head, ("glove",), network_options={"size": 3})
+    for name in ("biattentive", "decomposable_attention"):
+        with pytest.raises(CtxError, match="no states that output vectors"):
+            make_network(sources, head, ("glove",), network=name, output_features=True)
     with pytest.raises(CtxError, match="no model 'elmo'"):
         make_network(sources, head, ("glove",), trainable_encoders=["elmo"])
     with pytest.raises(CtxError, match="not a valid name"):
