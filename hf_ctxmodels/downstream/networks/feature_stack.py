@@ -23,16 +23,21 @@ FeatureLayers = Literal["mix", "last"] | int
 """Layers that make up a word vector: a learned mix of all layers, the last one, or the layer of this number."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class FeatureModel:
-    """A model of a feature stack.
+    """A model of a feature stack; not a module, since the weights are named by `encoders` and `mixes` of the stack.
 
-    Attributes:
+    Args:
         name: Name of the model.
         model: The base model.
         widths: Width of each layer, of the embeddings first.
         layers: Layers that make up the vectors.
         trainable: Whether the model is trained.
+
+    Attributes:
+        mix: The mix of its layers; None for one layer.
+        encoder: Its word encoder; None before `FeatureStack.set_tokenizers`.
+        cached_vectors: Sentence -> (words, layers, width) vectors; only of a frozen model.
     """
 
     name: str
@@ -40,6 +45,9 @@ class FeatureModel:
     widths: Sequence[int]
     layers: FeatureLayers = "mix"
     trainable: bool = False
+    mix: ScalarMix | None = field(default=None, init=False)
+    encoder: WordEncoder | None = field(default=None, init=False)
+    cached_vectors: dict[Any, Tensor] = field(default_factory=dict, init=False)
 
     @property
     def layer_numbers(self) -> list[int]:
@@ -59,23 +67,6 @@ class FeatureModel:
     def width(self) -> int:
         """Width of the vectors."""
         return self.widths[self.layer_numbers[-1]]
-
-
-@dataclass
-class _StackedModel:
-    """A model of a `FeatureStack`; not a module, since the weights are named by `encoders` and `mixes` of the stack.
-
-    Attributes:
-        feature_model: The model and its options.
-        mix: The mix of its layers; None for one layer.
-        encoder: Its word encoder; None before `FeatureStack.set_tokenizers`.
-        cached_vectors: Sentence -> (words, layers, width) vectors; only of a frozen model.
-    """
-
-    feature_model: FeatureModel
-    mix: ScalarMix | None
-    encoder: WordEncoder | None = None
-    cached_vectors: dict[Any, Tensor] = field(default_factory=dict)
 
     @property
     def word_encoder(self) -> WordEncoder:
@@ -113,15 +104,14 @@ class FeatureStack(nn.Module):
         self.names = [model.name for model in models]
         self.width = sum(model.width for model in models)
         self.encoders, self.mixes = nn.ModuleList(), nn.ModuleList()
-        self._models: list[_StackedModel] = []
+        self._models = models
         self._pooling = pooling
         self._free_bytes = _CACHE_BYTES
         for model in models:
             num_layers = len(model.layer_numbers)
-            mix = ScalarMix(num_layers, layer_norm) if num_layers > 1 else None
-            self._models.append(_StackedModel(model, mix))
+            model.mix = ScalarMix(num_layers, layer_norm) if num_layers > 1 else None
             self.encoders.append(model.model)
-            self.mixes.append(nn.Identity() if mix is None else mix)
+            self.mixes.append(nn.Identity() if model.mix is None else model.mix)
             if not model.trainable:
                 _freeze(model.model)
         self.dropout = Dropout(dropout)
@@ -136,27 +126,25 @@ class FeatureStack(nn.Module):
     def set_tokenizers(self, tokenizers: Mapping[str, PreTrainedTokenizerBase], max_length: int | None = None) -> None:
         """Set the tokenizer of each model, by its name; raises CtxError as `WordEncoder`."""
         for model in self._models:
-            feature_model = model.feature_model
             model.encoder = WordEncoder(
-                feature_model.model,
-                tokenizers[feature_model.name],
-                layers=feature_model.layer_numbers,
+                model.model,
+                tokenizers[model.name],
+                layers=model.layer_numbers,
                 pooling=self._pooling,
                 max_length=max_length,
-                widths=feature_model.widths,
+                widths=model.widths,
             )
 
     @property
     def tokenizers(self) -> dict[str, PreTrainedTokenizerBase]:
         """The tokenizer of each model, by its name; empty before `set_tokenizers`."""
-        encoders = {model.feature_model.name: model.encoder for model in self._models}
-        return {name: encoder.tokenizer for name, encoder in encoders.items() if encoder is not None}
+        return {model.name: model.encoder.tokenizer for model in self._models if model.encoder is not None}
 
     def train(self, mode: bool = True) -> Self:
         """Set training or evaluation mode; frozen models remain in evaluation mode."""
         super().train(mode)
         for model in self._models:
-            model.feature_model.model.train(mode and model.feature_model.trainable)
+            model.model.train(mode and model.trainable)
         return self
 
     def cache(
@@ -171,7 +159,7 @@ class FeatureStack(nn.Module):
             directory: As `cache_dir` in `WordEncoder.encode_corpus`, for vectors that exceed memory.
             show_progress: Show a progress bar.
         """
-        frozen_models = [model for model in self._models if not model.feature_model.trainable]
+        frozen_models = [model for model in self._models if not model.trainable]
         if not frozen_models:
             return
         distinct = list(dict.fromkeys(_key(sentence) for sentence in sentences))
@@ -182,7 +170,7 @@ class FeatureStack(nn.Module):
                 continue
             encoded_sentences = progress_bar(
                 model.word_encoder.encode(distinct),
-                f"vectors of {model.feature_model.name}",
+                f"vectors of {model.name}",
                 unit="sentences",
                 total=len(distinct),
                 enabled=show_progress,
@@ -191,7 +179,7 @@ class FeatureStack(nn.Module):
                 if not self._store(model, sentence, encoded.vectors):
                     break
 
-    def _store(self, model: _StackedModel, key: Any, vectors: Tensor) -> bool:
+    def _store(self, model: FeatureModel, key: Any, vectors: Tensor) -> bool:
         """Store the vectors of a sentence, and return whether there was memory. After the first sentence without
         memory no other one is stored, so that what is stored depends only on the order of the sentences."""
         size = vectors.numel() * vectors.element_size()
@@ -217,13 +205,13 @@ class FeatureStack(nn.Module):
         device = next(self.encoders[0].parameters()).device
         vectors = []
         for model in self._models:
-            encode = self._encode_with_gradients if model.feature_model.trainable else self._encode_frozen
+            encode = self._encode_with_gradients if model.trainable else self._encode_frozen
             layers = [layer.to(device) for layer in encode(model, sentences, is_word)]
             vectors.append(layers[0] if model.mix is None else model.mix(layers, is_word.to(device)))
         return self.dropout(torch.cat(vectors, -1)), is_word.to(device)
 
     def _encode_with_gradients(
-        self, model: _StackedModel, sentences: Sequence[Sentence], is_word: Tensor
+        self, model: FeatureModel, sentences: Sequence[Sentence], is_word: Tensor
     ) -> list[Tensor]:
         """(batch, words, width) vectors of the layers of a model that is trained."""
         encoder = model.word_encoder
@@ -241,7 +229,7 @@ class FeatureStack(nn.Module):
             for layer, states in zip(layers, hidden_states, strict=True)
         ]
 
-    def _encode_frozen(self, model: _StackedModel, sentences: Sequence[Sentence], is_word: Tensor) -> list[Tensor]:
+    def _encode_frozen(self, model: FeatureModel, sentences: Sequence[Sentence], is_word: Tensor) -> list[Tensor]:
         """(batch, words, width) vectors of the layers of a frozen model, on the CPU."""
         encoder, cached = model.word_encoder, model.cached_vectors
         keys = [_key(sentence) for sentence in sentences]
@@ -257,7 +245,7 @@ class FeatureStack(nn.Module):
 
     def layer_shares(self) -> dict[str, list[float]]:
         """The learned share of each layer of each model whose layers are mixed."""
-        return {model.feature_model.name: model.mix.shares() for model in self._models if model.mix is not None}
+        return {model.name: model.mix.shares() for model in self._models if model.mix is not None}
 
     def penalty(self) -> Tensor:
         """Squared norm of the weights of all mixes, an L2 penalty towards the average of the layers (Peters et al.
@@ -269,9 +257,9 @@ class FeatureStack(nn.Module):
 def _clear_cache_if_weights_change(stack: FeatureStack, state_dict: Mapping[str, Tensor], prefix: str, *_: Any) -> None:
     """Clear the cached vectors if the loaded weights of a frozen model differ from its weights, unlike on resume."""
     for number, model in enumerate(stack._models):
-        if model.feature_model.trainable:
+        if model.trainable:
             continue
-        for name, weight in model.feature_model.model.state_dict().items():
+        for name, weight in model.model.state_dict().items():
             loaded = state_dict.get(f"{prefix}encoders.{number}.{name}")
             if loaded is not None and not torch.equal(loaded.to(weight), weight):
                 stack.clear_cache()
