@@ -65,11 +65,8 @@ class Coreference(Task[CoreferenceDocument]):
             ]
         else:
             documents = read_coreference(file, labeled=False)
-        return [
-            CoreferenceDocument(window.name, window.sentences, [], window.location)
-            for document in documents
-            for window in document.windows(self.arguments.max_length)
-        ]
+        windows = (window for document in documents for window in document.windows(self.arguments.max_length))
+        return [replace(window, clusters=[]) for window in windows]
 
     def has_labels(self, file: str) -> bool:
         """Whether a file has a cluster of two mentions."""
@@ -146,8 +143,17 @@ class Coreference(Task[CoreferenceDocument]):
         Mentions are the longest phrases that are mentions in at least half of their occurrences in the training file,
         and otherwise the longest sequences of capitalized words after the first word of a sentence.
         """
-        counts = _phrase_counts(train, self.max_span_width)
-        phrases = {phrase for phrase, (mentions, occurrences) in counts.items() if 2 * mentions >= occurrences}
+        mention_counts: Counter[str] = Counter()
+        for document in train:
+            words = [word.lower() for word in document.words]
+            mention_counts.update(" ".join(words[first:end]) for first, end in chain.from_iterable(document.clusters))
+        occurrences: Counter[str] = Counter()
+        for sentence in chain.from_iterable(document.sentences for document in train):
+            words = [word.lower() for word in sentence]
+            for first in range(len(words)):
+                ends = range(first + 1, min(len(words), first + self.max_span_width) + 1)
+                occurrences.update(phrase for end in ends if (phrase := " ".join(words[first:end])) in mention_counts)
+        phrases = {phrase for phrase, count in mention_counts.items() if 2 * count >= occurrences[phrase]}
         return [head_match(document, find_mentions(document, phrases, self.max_span_width)) for document in validation]
 
     def constant_prediction(self, examples: Examples, predictions: Sequence[Clusters]) -> str | None:
@@ -226,22 +232,6 @@ def find_mentions(document: CoreferenceDocument, phrases: set[str], max_width: i
             first = max(end, first + 1)
         offset += len(words)
     return mentions
-
-
-def _phrase_counts(documents: Examples, max_width: int) -> dict[str, tuple[int, int]]:
-    """How often each phrase that is a mention, in lower case, is a mention, and occurs."""
-    mention_counts: Counter[str] = Counter()
-    occurrences: Counter[str] = Counter()
-    for document in documents:
-        words = [word.lower() for word in document.words]
-        mention_counts.update(" ".join(words[first:end]) for first, end in chain.from_iterable(document.clusters))
-    for document in documents:
-        for sentence in document.sentences:
-            words = [word.lower() for word in sentence]
-            for first in range(len(words)):
-                ends = range(first + 1, min(len(words), first + max_width) + 1)
-                occurrences.update(phrase for end in ends if (phrase := " ".join(words[first:end])) in mention_counts)
-    return {phrase: (count, occurrences[phrase]) for phrase, count in mention_counts.items()}
 
 
 def _inclusive(clusters: Iterable[Iterable[Span]]) -> list[list[list[int]]]:

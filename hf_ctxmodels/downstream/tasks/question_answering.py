@@ -149,7 +149,7 @@ class QuestionAnswering(Task[Question]):
     output_names: tuple[str, ...] = ("start_logits", "end_logits")
     has_token_outputs = True
     is_percentage = True
-    argument_names = (*("max_length", "doc_stride", "max_answer_length", "span_beam_search", "null_threshold"),)
+    argument_names = ("max_length", "doc_stride", "max_answer_length", "span_beam_search", "null_threshold")
 
     has_unanswerable: bool = False
     has_beam_search: bool = False

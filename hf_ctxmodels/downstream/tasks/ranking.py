@@ -63,45 +63,42 @@ class Ranking(Task[RankingExample]):
 
     def read_file(self, file: str) -> list[RankingExample]:
         """Read the examples of a file."""
-        columns = self._columns("text_columns", "query,candidate", 2)
         label_column = self.arguments.label_column or "label"
         examples = []
-        for query, rows in self._groups(file, [*columns, label_column]).items():
-            for row in rows:
-                if str(row.values[label_column]).strip() not in ("0", "1"):
+        for query, candidates, rows in self._groups(file, label_column):
+            labels = [str(row.values[label_column]).strip() for row in rows]
+            for row, label in zip(rows, labels, strict=True):
+                if label not in ("0", "1"):
                     raise CtxError(
                         f"The label {row.values[label_column]!r} is neither 1, for a relevant candidate, nor 0.",
                         location=row.location,
                         hint="correct the label, or pass another --label_column.",
                     )
-            relevant = tuple(str(row.values[label_column]).strip() == "1" for row in rows)
-            if not any(relevant) or all(relevant):
+            if len(set(labels)) < 2:
                 raise CtxError(
-                    f"{'All' if any(relevant) else 'None'} of the {len(rows)} candidates of a query are relevant: "
+                    f"{'All' if labels[0] == '1' else 'None'} of the {len(rows)} candidates of a query are relevant: "
                     f"{query[:60]!r}.",
                     location=rows[0].location,
                     hint="remove the query: ranking needs a relevant and an irrelevant candidate.",
                 )
-            candidates = tuple(row.values[columns[1]] for row in rows)
+            relevant = tuple(label == "1" for label in labels)
             examples.append(RankingExample(query, candidates, relevant, rows[0].location))
         return examples
 
     def read_unlabeled(self, file: str) -> list[RankingExample]:
         """A table with queries and candidates; the first candidate of a query is marked as the relevant one."""
-        columns = self._columns("text_columns", "query,candidate", 2)
-        examples = []
-        for query, rows in self._groups(file, columns).items():
-            candidates = tuple(row.values[columns[1]] for row in rows)
-            relevant = (True, *[False] * (len(rows) - 1))
-            examples.append(RankingExample(query, candidates, relevant, rows[0].location))
-        return examples
+        return [
+            RankingExample(query, candidates, (True, *[False] * (len(rows) - 1)), rows[0].location)
+            for query, candidates, rows in self._groups(file)
+        ]
 
-    def _groups(self, file: str, columns: list[str]) -> dict[str, list[Row]]:
-        """The rows of each query, the first column; raises CtxError if they are not consecutive."""
+    def _groups(self, file: str, *label_columns: str) -> list[tuple[str, tuple[str, ...], list[Row]]]:
+        """Query, candidates and rows of each query; raises CtxError if the rows are not consecutive."""
+        columns = self._columns("text_columns", "query,candidate", 2)
         groups: dict[str, list[Row]] = {}
         previous = None
-        for row in read_table(file, columns):
-            query = get_texts(row, columns[:2])[0]
+        for row in read_table(file, [*columns, *label_columns]):
+            query = get_texts(row, columns)[0]
             if query != previous and query in groups:
                 raise CtxError(
                     f"The rows of a query are not consecutive: {query[:60]!r}.",
@@ -110,7 +107,7 @@ class Ranking(Task[RankingExample]):
                 )
             groups.setdefault(query, []).append(row)
             previous = query
-        return groups
+        return [(query, tuple(row.values[columns[1]] for row in rows), rows) for query, rows in groups.items()]
 
     def encode(self, examples: Examples, tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Features are (choices, length) lists: a relevant candidate (`labels` is 0), then the irrelevant candidates.
