@@ -257,22 +257,20 @@ class TaskMixture:
         """The tasks, for the same model."""
         return [run.task for run in self.runs.values()]
 
-    def training_collator(
-        self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, seed: int, verbose: bool = True
-    ) -> Collator:
+    def training_collator(self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> Collator:
         """The collator of training batches, before `encode`; see `Task.training_collator`."""
         first, *next_tasks = self.tasks
         for task in next_tasks:
             task.training_collator(config, tokenizer, seed, verbose=False)
-        return first.training_collator(config, tokenizer, seed, verbose)
+        return first.training_collator(config, tokenizer, seed)
 
-    def preview(self, tokenizer: PreTrainedTokenizerBase, size: int = 3) -> str:
-        """The first examples of each task, of the training file if there is one, with their numbers of tokens."""
+    def preview(self, tokenizer: PreTrainedTokenizerBase) -> str:
+        """The first three examples of each task, of the training file if there is one, with their numbers of tokens."""
         lines = []
         for name, run in self.runs.items():
             sizes = f"{len(run.training):,} training, {len(run.validation):,} validation examples"
             lines.append(f"{name}: {sizes}, metrics {', '.join(run.task.text_task.metrics)}")
-            for pair in (run.training or run.validation)[:size]:
+            for pair in (run.training or run.validation)[:3]:
                 lengths = len(tokenizer(pair.source).input_ids), len(tokenizer(text_target=pair.target).input_ids)
                 for role, text, length in zip(("input", "target"), (pair.source, pair.target), lengths, strict=True):
                     lines.append(f"  {role} ({length} tokens): {shorten(text, _PREVIEW_WIDTH)}")

@@ -71,18 +71,17 @@ def read_rows(request: RowRequest, format: str | None = None) -> list[Row]:
         raise CtxError(
             f"The format {format} has no lists to expand.", location=request.files[0], hint="remove `expand`."
         )
-    rows = FORMATS.get("tsv" if format == "txt" else format, _read_unknown)(request)
+    format = "tsv" if format == "txt" else format
+    if format not in FORMATS:
+        raise CtxError(
+            f"Unknown format: the suffix is {file_suffix(request.file)!r}.",
+            location=request.file,
+            hint=f"set format: in the task to one of {', '.join(FORMATS)}.",
+        )
+    rows = FORMATS[format](request)
     if not rows:
         raise CtxError("No examples.", location=request.files[0], hint="use a file with at least one example.")
     return rows
-
-
-def _read_unknown(request: RowRequest) -> list[Row]:
-    raise CtxError(
-        f"Unknown format: the suffix is {file_suffix(request.file)!r}.",
-        location=request.file,
-        hint=f"set format: in the task to one of {', '.join(FORMATS)}.",
-    )
 
 
 def _read_json_lines(request: RowRequest) -> list[Row]:

@@ -13,21 +13,6 @@ from hf_ctxmodels.training.summary import TrainingSummary
 SCORES_FILE = "scores"
 
 
-@dataclass(frozen=True)
-class ComparedRun:
-    """A run of `finetune` in a score table.
-
-    Attributes:
-        name: Name of its row.
-        task: The task of the table that it was fine-tuned on; None for a run on several tasks with the same names.
-        summary: Its summary, with metrics `eval_<metric>`, or `eval_<task>_<metric>` for several tasks.
-    """
-
-    name: str
-    task: str | None
-    summary: TrainingSummary
-
-
 @dataclass
 class ScoreTable:
     """Scores of models on tasks.
@@ -44,15 +29,6 @@ class ScoreTable:
         """Add the scores in `metrics`, named `<prefix>_<task>_<metric>`, without undefined ones (nan)."""
         scores = {task: metrics.get(f"{prefix}_{task}_{metric}", math.nan) for task, metric in self.columns.items()}
         self.rows.setdefault(name, {}).update({task: score for task, score in scores.items() if not math.isnan(score)})
-
-    def add_run(self, run: ComparedRun) -> None:
-        """Add the scores of a run of `finetune`: of one task, or of several tasks by their names."""
-        if run.task is None:
-            self.add_row(run.name, run.summary.metrics, "eval")
-        else:
-            metric = self.columns[run.task]
-            metrics = {f"eval_{run.task}_{metric}": run.summary.metrics[f"eval_{metric}"]}
-            self.add_row(run.name, metrics, "eval")
 
     def as_markdown(self) -> str:
         """The table in Markdown, with an empty cell for a missing score."""
@@ -77,11 +53,14 @@ class ScoreTable:
         write_text_file(file.with_suffix(".md"), self.as_markdown())
 
 
-def read_compared_runs(entries: Iterable[str], metrics: Mapping[str, str]) -> list[ComparedRun]:
-    """The runs of entries NAME=DIR and NAME:TASK=DIR.
+def read_compared_runs(entries: Iterable[str], metrics: Mapping[str, str]) -> list[tuple[str, dict[str, float]]]:
+    """The runs of entries NAME=DIR (several tasks with the names of the table) and NAME:TASK=DIR (one task).
 
     Args:
         metrics: Task of the score table -> its metric.
+
+    Returns:
+        The name of each run, and its metrics, named `eval_<task>_<metric>`.
 
     Raises:
         CtxError: A directory has no summary or none of the scores of the table, or a task is unknown.
@@ -104,5 +83,6 @@ def read_compared_runs(entries: Iterable[str], metrics: Mapping[str, str]) -> li
                 location=f"--compare {entry}",
                 hint="use another run." if colon else "for a run on one task, write NAME:TASK=DIR.",
             )
-        runs.append(ComparedRun(name, task or None, summary))
+        scores = {f"eval_{task}_{metrics[task]}": summary.metrics[names[0]]} if colon else summary.metrics
+        runs.append((name, scores))
     return runs

@@ -136,7 +136,7 @@ class TextTask:
         files = self._existing_files(file)
         if self.format == "squad":
             return has_answers(files[0])
-        fields = tuple(name for key in self._label_keys for name in self._templates[key].fields)
+        fields = self._templates[self._label_key].fields
         try:
             rows = read_rows(RowRequest(files, self._fields(False), self.expand), self.format)
         except MissingColumnError:
@@ -243,13 +243,13 @@ class TextTask:
         return isinstance(self.labels, Mapping) and "-1" in self.labels
 
     @property
-    def _label_keys(self) -> tuple[str, ...]:
-        """Templates with the label: of a referent the label, if there is one, else the target."""
-        return ("label",) if self.label is not None else ("target",)
+    def _label_key(self) -> str:
+        """The template with the label: of a referent the label, if there is one, else the target."""
+        return "target" if self.label is None else "label"
 
     def _fields(self, is_training: bool, labeled: bool = True) -> tuple[str, ...]:
         """All fields that the templates use; unless `labeled`, without the fields of the label."""
-        keys = [key for key in self._templates if labeled or key not in self._label_keys]
+        keys = [key for key in self._templates if labeled or key != self._label_key]
         names = [name for key in keys for name in self._templates[key].fields]
         return tuple(dict.fromkeys(names + (list(self.train_filter) if is_training else [])))
 

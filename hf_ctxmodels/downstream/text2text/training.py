@@ -28,7 +28,7 @@ from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
 from hf_ctxmodels.downstream.text2text.metrics import deca_score
 from hf_ctxmodels.downstream.text2text.mixture import MixtureArguments, TaskMixture, describe_rates, summarize_rates
-from hf_ctxmodels.downstream.text2text.scores import ComparedRun, ScoreTable, read_compared_runs
+from hf_ctxmodels.downstream.text2text.scores import ScoreTable, read_compared_runs
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.accelerator import make_accelerator, restore_determinism
 from hf_ctxmodels.training.checkpoint_files import check_run_directory, move_files, temporary_path
@@ -183,7 +183,7 @@ def _report(
     evaluations: Mapping[str, TaskEvaluation],
     result: TrainingResult,
     best_models: list[BestTaskModel],
-    compared_runs: list[ComparedRun],
+    compared_runs: list[tuple[str, dict[str, float]]],
     mixing_rates: dict[str, float],
 ) -> None:
     """Save the `TrainingSummary` and the score table; print the table and the next commands."""
@@ -206,8 +206,8 @@ def _report(
     table.add_row("model", metrics, "eval")
     for best in best_models:
         table.add_row("best model of each task", {best.metric: best.metrics.get(best.metric, math.nan)}, "eval")
-    for compared in compared_runs:
-        table.add_run(compared)
+    for name, scores in compared_runs:
+        table.add_row(name, scores, "eval")
     table.add_row("baseline", metrics, "baseline")
     table.save(output)
     print(table.as_markdown(), end="")

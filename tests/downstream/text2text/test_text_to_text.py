@@ -16,7 +16,7 @@ from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.downstream.text2text import TextTask
 from hf_ctxmodels.downstream.text2text.mixture import TextTaskRun
 from hf_ctxmodels.downstream.text2text.pretraining import IS_TASK, TextAndTaskCollator
-from hf_ctxmodels.downstream.text2text.scores import ComparedRun, ScoreTable
+from hf_ctxmodels.downstream.text2text.scores import ScoreTable, read_compared_runs
 from hf_ctxmodels.downstream.text2text.text_to_text import CausalTextToText, TextToText, text_to_text_class
 from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.registry import FAMILIES
@@ -193,15 +193,18 @@ def test_free_text_baseline_is_input_without_prefix(tmp_path: Path) -> None:
     assert task.baseline(pairs, pairs) == ["one cat", "two cats"]
 
 
-def test_score_table() -> None:
+def test_score_table(tmp_path: Path) -> None:
     """Multi-task runs have one score per task name, single-task runs the score of their task."""
     fields = {"model_class": "M", "model_type": "m", "seed": 0, "parameters": 1, "steps": 1, "global_batch_size": 1}
     sst2 = TrainingSummary(task="t", dataset="a.tsv", metrics={"eval_accuracy": 0.5, "eval_f1": 0.1}, **fields)
     multitask = TrainingSummary(task="t", dataset="x", metrics={"eval_mrpc_f1": 0.25}, **fields)
     table = ScoreTable({"sst2": "accuracy", "mrpc": "f1"})
     table.add_row("model", {"eval_sst2_accuracy": 0.75, "eval_mrpc_f1": 0.5, "eval_mrpc_accuracy": 1}, "eval")
-    for run in (("heads", "sst2", sst2), ("heads", None, multitask), ("one", "sst2", sst2)):
-        table.add_run(ComparedRun(*run))
+    for name, summary in (("sst2", sst2), ("multitask", multitask)):
+        summary.save(tmp_path / name)
+    entries = [f"heads:sst2={tmp_path}/sst2", f"heads={tmp_path}/multitask", f"one:sst2={tmp_path}/sst2"]
+    for name, scores in read_compared_runs(entries, table.columns):
+        table.add_row(name, scores, "eval")
     assert table.rows == {
         "model": {"sst2": 0.75, "mrpc": 0.5},
         "heads": {"sst2": 0.5, "mrpc": 0.25},
