@@ -342,7 +342,8 @@ def _new_model(
     """A multi-task model with new heads and the encoder of the starting model."""
     config.name_or_path = ""  # the location is not part of the model
     entries = {name: task_entry(run.task.auto_class, run.config, run.listed.weight) for name, run in runs.items()}
-    heads = {name: CtxMultiTaskConfig(encoder=config, tasks=entries).head_class(name) for name in runs}
+    multitask_config = CtxMultiTaskConfig(encoder=config, tasks=entries)
+    heads = {name: multitask_config.head_class(name) for name in runs}
     for name, run in runs.items():
         if run.listed.arguments.both_orders and not getattr(heads[name], "accepts_both_orders", False):
             raise CtxError(
@@ -358,7 +359,6 @@ def _new_model(
     prepare_for_training(initial_model)
     if getattr(initial_model.config, "vocab_size", None) != getattr(config, "vocab_size", None):  # new tokens
         config.vocab_size = initial_model.config.vocab_size
-    multitask_config = CtxMultiTaskConfig(encoder=config, tasks=entries)
     if isinstance(adapter, TaskAdapterOptions):
         multitask_config.task_adapters = {name: adapter.stack(name) for name in runs}
     elif adapter is not None:
