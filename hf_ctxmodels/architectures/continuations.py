@@ -386,7 +386,7 @@ class ContinuationScorer:
         self, nodes: Sequence[PrefixNode], stop: StopStrings, max_new_tokens: int
     ) -> Iterator[tuple[int, str]]:
         """Indices and answers of the requests that end with nodes, by `generate`."""
-        for batch in self._split([(node, node.requests) for node in nodes], 0):
+        for batch in self._split([(node, None) for node in nodes], 0):
             ids, mask = pad_rows([node.ids for node, _ in batch], padding_id(self.tokenizer))
             if not self.model.config.is_encoder_decoder:  # generation continues after the last column
                 order = torch.argsort(mask, dim=1, stable=True)
@@ -397,9 +397,9 @@ class ContinuationScorer:
                 **inputs, do_sample=False, num_beams=1, max_new_tokens=max_new_tokens, stopping_criteria=[stop],
                 pad_token_id=padding_id(self.tokenizer),
             )  # fmt: skip
-            for (_, requests), row in zip(batch, generated[:, stop.prompt_length :].tolist(), strict=True):
+            for (node, _), row in zip(batch, generated[:, stop.prompt_length :].tolist(), strict=True):
                 text = stop.text(row)
-                yield from ((request, text) for request in requests)
+                yield from ((request, text) for request in node.requests)
 
     def _start_id(self) -> int:
         for config in (self.model.generation_config, self.model.config):

@@ -13,7 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import accumulate
 from pathlib import Path
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
@@ -91,7 +91,8 @@ def read_coreference(file: str | Path, labeled: bool = True) -> list[Coreference
         documents = list(_read_json(file, labeled))
     else:
         lines = _conllu_lines(file) if suffix == ".conllu" else _conll_lines(file, labeled)
-        documents = list(_documents(lines if labeled else (replace(line, brackets="") for line in lines)))
+        lines = lines if labeled else (replace(line, brackets="") for line in lines)
+        documents = [document for document in _documents(lines) if document.sentences]
     if not documents:
         raise CtxError("The file has no documents.", location=str(file), hint="use a file with at least one document.")
     return documents
@@ -138,25 +139,23 @@ def _conllu_lines(file: str | Path) -> Iterator[_Line]:
 
 
 def _documents(lines: Iterable[_Line]) -> Iterator[CoreferenceDocument]:
-    """Documents of lines, without those that have no word; a file that names none is one document."""
-    number = 0
+    """Documents of lines; a file that names none is one document."""
+    group: list[_Line] = []
+    for line in lines:
+        if line.document is not None and group:
+            yield _document(group)
+            group = []
+        group.append(line)
+    if group:
+        yield _document(group)
 
-    def document_number(line: _Line) -> int:
-        nonlocal number
-        number += line.document is not None
-        return number
 
-    documents = (_document(document_lines) for _, document_lines in groupby(lines, document_number))
-    return (document for document in documents if document.sentences)
-
-
-def _document(lines: Iterable[_Line]) -> CoreferenceDocument:
-    name, first_location, num_words = "document", "", 0
+def _document(lines: Sequence[_Line]) -> CoreferenceDocument:
+    name, num_words = "document", 0
     sentences: list[list[str]] = [[]]
     mentions: dict[str, list[Span]] = defaultdict(list)
     starts: dict[str, list[tuple[int, str]]] = defaultdict(list)  # of mentions that have not ended
     for line in lines:
-        first_location = first_location or line.location
         if line.document is not None:
             name = line.document
         elif line.word is None:
@@ -179,7 +178,7 @@ def _document(lines: Iterable[_Line]) -> CoreferenceDocument:
     clusters: dict[str, list[Span]] = defaultdict(list)
     for span, entity in sorted(entities.items()):
         clusters[entity].append(span)
-    return CoreferenceDocument(name, [*filter(None, sentences)], sorted(clusters.values()), first_location)
+    return CoreferenceDocument(name, [*filter(None, sentences)], sorted(clusters.values()), lines[0].location)
 
 
 def _brackets(line: _Line) -> Iterator[tuple[str, bool, bool]]:
