@@ -8,7 +8,7 @@ Tied weights are one parameter, and buffers keep their values.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -326,8 +326,8 @@ class Trajectory:
     """
 
     plane: Plane
-    coordinates: list[tuple[float, float]] = field(default_factory=list)
-    explained: tuple[float, float] = (0.0, 0.0)
+    coordinates: list[tuple[float, float]]
+    explained: tuple[float, float]
 
     @classmethod
     def of_checkpoints(cls, checkpoints: Sequence[Weights], masks: Mapping[str, Tensor] | None = None) -> Self:

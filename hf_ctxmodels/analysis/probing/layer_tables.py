@@ -191,17 +191,12 @@ def _task_heatmap(layers: Sequence[int], trained: Results) -> Heatmap:
     )  # fmt: skip
 
 
-def _mix_numbers(mix: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """(layers, seeds) scores and weights."""
-    return np.array(mix["scores"]), np.array(mix["weights"])
-
-
 def _mix_table(mixed: Mapping[str, Mapping[str, Any]]) -> Table:
     """Center of gravity, expected layer and headroom of each task (Tenney et al. 2019, section 3)."""
     columns = ["center of gravity", "expected layer", "mix of all layers", "contextual headroom"]
     cells, spreads = [], []
     for mix in mixed.values():
-        scores, _ = _mix_numbers(mix)
+        scores = np.array(mix["scores"])  # (layers, seeds)
         numbers = (mix["center_of_gravity"], mix["expected_layer"], scores[-1], scores.max(0) - scores[0])
         pairs = [mean_and_std(values) for values in numbers]
         cells.append([None if np.isnan(mean) else mean for mean, _ in pairs])
@@ -211,8 +206,8 @@ def _mix_table(mixed: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _mix_chart(task: str, mix: Mapping[str, Any]) -> BarChart:
-    scores, weights = _mix_numbers(mix)
-    gains = np.diff(scores.mean(1)).tolist()
+    weights = np.array(mix["weights"])  # (layers, seeds)
+    gains = np.diff(np.mean(mix["scores"], 1)).tolist()
     return BarChart(
         f"mix-{_file_name(task)}",
         f"Layers of the mix: {task}",

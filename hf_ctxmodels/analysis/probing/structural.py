@@ -250,13 +250,11 @@ def evaluate_distances(predictions: Iterator[tuple[ParsedSentence, np.ndarray]])
     and `spearman` (section 3.1), each (L, V)."""
     correct, total, spearman = 0, 0, SpearmanByLength()
     for sentence, distances in predictions:
-        gold = {tuple(edge) for edge in scored_edges(sentence.distances, sentence.is_scored).tolist()}
-        edges = scored_edges(distances, sentence.is_scored)
-        size = len(sentence.depths)
-        codes = np.array([first * size + second for first, second in gold], dtype=np.int64)
-        correct = correct + np.isin(edges[..., 0] * size + edges[..., 1], codes).sum(-1)
+        gold, edges = (scored_edges(matrix, sentence.is_scored) for matrix in (sentence.distances, distances))
+        code = np.array([len(sentence.depths), 1])  # an edge as one number
+        correct = correct + np.isin(edges @ code, gold @ code).sum(-1)
         total += len(gold)
-        spearman.add(size, rank_correlations(distances, sentence.distances))
+        spearman.add(len(sentence.depths), rank_correlations(distances, sentence.distances))
     return _scores("uuas", correct, total, spearman)
 
 

@@ -18,9 +18,8 @@ The structural probes `distance` and `depth` are in `structural`.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,13 +113,13 @@ class ProbingTask:
         return any(len(example.labels) > 1 for split in self.splits.values() for example in split.examples)
 
 
-def word_examples(sentences: Sequence[Any], label: Callable[[Any, int], str | None]) -> ExampleSet:
-    """An example for each word of sentences with `words` for which `label(sentence, word)` is not None."""
+def word_examples(sentences: Sequence[Any], labels: Iterable[Sequence[str | None]]) -> ExampleSet:
+    """An example for each word of sentences with `words` that has a label, from the labels of each sentence."""
     examples = [
-        Example(index, ((word, word + 1),), (value,))
-        for index, sentence in enumerate(sentences)
-        for word in range(len(sentence.words))
-        if (value := label(sentence, word)) is not None
+        Example(index, ((word, word + 1),), (label,))
+        for index, word_labels in enumerate(labels)
+        for word, label in enumerate(word_labels)
+        if label is not None
     ]
     return ExampleSet([sentence.words for sentence in sentences], examples)
 
@@ -177,7 +176,8 @@ def span_examples(sentences: Sequence[SpanSentence]) -> ExampleSet:
 
 def tag_examples(file: str | Path) -> ExampleSet:
     """A tag for each word of a file of CoNLL columns; BIO for chunks and entities."""
-    return word_examples(read_conll(file), lambda sentence, word: sentence.tags[word])
+    sentences = read_conll(file)
+    return word_examples(sentences, (sentence.tags for sentence in sentences))
 
 
 def entity_examples(file: str | Path) -> ExampleSet:
@@ -193,14 +193,13 @@ def entity_examples(file: str | Path) -> ExampleSet:
     return ExampleSet([sentence.words for sentence in sentences], examples)
 
 
-def _tag(column: str, sentence: TreebankSentence, word: int) -> str | None:
-    tag = getattr(sentence, column)[word]
-    return None if tag == "_" else tag
+def _without_empty(tags: Sequence[str]) -> list[str | None]:
+    return [None if tag == "_" else tag for tag in tags]
 
 
 TREEBANK_TASKS: dict[str, Callable[[Sequence[TreebankSentence]], ExampleSet]] = {
-    "pos": lambda sentences: word_examples(sentences, partial(_tag, "upos")),
-    "xpos": lambda sentences: word_examples(sentences, partial(_tag, "xpos")),
+    "pos": lambda sentences: word_examples(sentences, (_without_empty(sentence.upos) for sentence in sentences)),
+    "xpos": lambda sentences: word_examples(sentences, (_without_empty(sentence.xpos) for sentence in sentences)),
     "arc": arc_examples,
     "deprel": relation_examples,
 }
@@ -222,14 +221,14 @@ def is_treebank_task(name: str) -> bool:
 
 def build_treebank_task(name: str, treebanks: Mapping[str, Sequence[TreebankSentence]]) -> ProbingTask:
     """Examples of a task from the sentences of each split."""
-    if name.startswith(MORPHOLOGY):
-        feature = name.removeprefix(MORPHOLOGY)
-        build: Callable = lambda sentences: word_examples(  # noqa: E731
-            sentences, lambda sentence, word: sentence.features[word].get(feature)
-        )
-    else:
-        build = TREEBANK_TASKS[name]
-    return ProbingTask(name, {split: build(sentences) for split, sentences in treebanks.items()})
+    feature = name.removeprefix(MORPHOLOGY)
+
+    def examples(sentences: Sequence[TreebankSentence]) -> ExampleSet:
+        if name in TREEBANK_TASKS:
+            return TREEBANK_TASKS[name](sentences)
+        return word_examples(sentences, ([word.get(feature) for word in sentence.features] for sentence in sentences))
+
+    return ProbingTask(name, {split: examples(sentences) for split, sentences in treebanks.items()})
 
 
 def build_file_task(name: str, files: Mapping[str, str]) -> ProbingTask:

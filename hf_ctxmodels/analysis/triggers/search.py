@@ -39,24 +39,17 @@ class TriggerOptions:
         check_range(self, "length", "candidates", "beam_size", "epochs", "batch_size", at_least=1)
 
 
-def encode_words(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of texts without special tokens."""
-    return [list(ids) for ids in tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]]
-
-
 def decode_tokens(tokenizer: PreTrainedTokenizerBase, sequences: Sequence[Trigger]) -> list[str]:
     """Texts of sequences of tokens."""
     return [tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in sequences]
 
 
-def survives_decoding(tokenizer: PreTrainedTokenizerBase, sequences: Sequence[Trigger]) -> list[bool]:
-    """Whether the tokenizer encodes the text of each sequence of tokens as the same tokens."""
+def reproducible_triggers(tokenizer: PreTrainedTokenizerBase, sequences: Sequence[Trigger]) -> list[Trigger]:
+    """The sequences of tokens whose text is encoded as the same tokens."""
     if not sequences:
         return []
-    return [
-        ids == list(sequence)
-        for ids, sequence in zip(encode_words(tokenizer, decode_tokens(tokenizer, sequences)), sequences, strict=True)
-    ]
+    encoding = tokenizer(decode_tokens(tokenizer, sequences), add_special_tokens=False, verbose=False)
+    return [sequence for sequence, ids in zip(sequences, encoding["input_ids"], strict=True) if list(ids) == sequence]
 
 
 def trigger_vocabulary(
@@ -76,8 +69,7 @@ def trigger_vocabulary(
         for index, text in zip(ids, texts, strict=True)
         if text.strip() and not _UNUSED.fullmatch(text) and text.strip().lower() not in excluded_words
     ]
-    survivors = survives_decoding(tokenizer, [[index] * length for index in ids])
-    vocabulary = [index for index, survives in zip(ids, survivors, strict=True) if survives]
+    vocabulary = [index for index, *_ in reproducible_triggers(tokenizer, [[index] * length for index in ids])]
     if len(vocabulary) < 2 * length:
         raise CtxError(
             f"The vocabulary has {len(vocabulary)} tokens that are whole words, and a trigger of {length} tokens needs "
@@ -256,8 +248,7 @@ class TriggerSearch:
                     if changed not in sequences:
                         sequences.add(changed)
                         expanded.append(list(changed))
-            survivors = survives_decoding(self.tokenizer, expanded)
-            expanded = [sequence for sequence, survives in zip(expanded, survivors, strict=True) if survives]
+            expanded = reproducible_triggers(self.tokenizer, expanded)
             losses = self.losses([batch.with_trigger(sequence) for sequence in expanded])
             beam += [(self.sign * loss, sequence) for loss, sequence in zip(losses, expanded, strict=True)]
             beam = sorted(beam, key=lambda entry: -entry[0])[: self.options.beam_size]
