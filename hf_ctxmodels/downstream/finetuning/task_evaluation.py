@@ -89,7 +89,8 @@ class TaskEvaluation:
         if constant is not None:
             text = f"{constant:.4g}" if isinstance(constant, float) else repr(constant)
             sentences.append(f"the prediction is {text} for (nearly) all of {len(self.predictions)} inputs")
-        for name, value in [*learned_baseline.items()][:1]:
+        if learned_baseline:
+            name, value = next(iter(learned_baseline.items()))
             if scores[name] < value:
                 sentences.append(f"{name} {scores[name]:.4f} is below {value:.4f}, the result of TF-IDF")
         return sentences

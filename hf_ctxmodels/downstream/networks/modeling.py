@@ -315,11 +315,10 @@ class CtxTaskNetworkForTokenClassification(CtxTaskNetworkHeadModel):
         Returns:
             In evaluation `argmax` of the logits is the best valid sequence of labels, see `TaggingNetwork.forward`.
         """
-        is_predicate, inputs = None, {"input_ids": input_ids, "inputs_embeds": inputs_embeds}
+        is_predicate = None
         if self.network.predicate_embeddings is not None:
-            is_predicate = token_type_ids
-        else:
-            inputs["token_type_ids"] = token_type_ids
+            is_predicate, token_type_ids = token_type_ids, None
+        inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
         outputs = self.encode(attention_mask=attention_mask, **inputs, **kwargs)
         vectors = outputs.last_hidden_state
         loss, logits = self.network(

@@ -24,12 +24,10 @@ def coreference_scores(predictions: Sequence[Clusters], references: Sequence[Clu
             counts links; CoNLL-2012 has none.
     """
     scores: dict[str, float] = {}
+    pairs = list(zip(predictions, references, strict=True))
     for name, recall_counts in _METRICS.items():
-        pairs = list(zip(predictions, references, strict=True))
-        recall, precision = (
-            _ratio([recall_counts(*sides) for sides in ordered])
-            for ordered in (((key, response) for response, key in pairs), pairs)
-        )
+        recall = _ratio([recall_counts(reference, prediction) for prediction, reference in pairs])
+        precision = _ratio([recall_counts(prediction, reference) for prediction, reference in pairs])
         f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
         scores |= {f"{name}_f1": f1, f"{name}_precision": precision, f"{name}_recall": recall}
     conll = sum(scores[f"{name}_f1"] for name in ("muc", "b_cubed", "ceafe")) / 3

@@ -149,10 +149,8 @@ def argument_scores(predictions: Sequence[Sequence[str]], references: Sequence[S
         (proposition_arguments(prediction), proposition_arguments(reference))
         for prediction, reference in zip(predictions, references, strict=True)
     ]
-    correct, predicted, expected = (
-        sum(len(arguments) for arguments in sets)
-        for sets in zip(*((prediction & reference, prediction, reference) for prediction, reference in pairs))
-    )
+    correct = sum(len(prediction & reference) for prediction, reference in pairs)
+    predicted, expected = (sum(map(len, sets)) for sets in zip(*pairs))
     precision, recall = correct / max(predicted, 1), correct / max(expected, 1)
     return {"f1": 2 * correct / max(predicted + expected, 1), "precision": precision, "recall": recall}
 
