@@ -174,7 +174,7 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
                 f"{self.config.head_class(name).__name__} has no projected attention layers.",
                 hint="use the multi-task model.",
             )
-        stack = (self.config.task_adapters or {}).get(name, ())
+        stack = (self.config.task_adapters or {}).get(name, ()) if has_adapters(self) else ()
         if has_adapters(self) and not stack:
             raise CtxError(
                 "The encoder has adapters, which the plain model of a task would lack.",
@@ -182,10 +182,10 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
             )
         weights = self.task_weights(name)
         plain = self.config.head_class(name)(self.config.task_config(name)).to(device=self.device, dtype=self.dtype)
-        for adapter in stack if has_adapters(self) else ():
+        for adapter in stack:
             add_adapter(plain, adapter, get_adapter_set(self).configs[adapter])
         plain.load_state_dict({key: weights[key] for key in plain.state_dict()})
-        if has_adapters(self):
+        if stack:
             set_active_adapters(plain, stack)
         return plain.train(self.training)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import expit
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
@@ -292,9 +293,8 @@ class QuestionAnswering(Task[Question]):
         predictions = []
         for (score, text), null_score in zip(best, null, strict=True):
             margin = null_score - (0.0 if self.has_beam_search else score)
-            probability = float(1 / (1 + np.exp(np.clip(-margin, -500, 500))))
             is_unanswerable = self.has_unanswerable and margin > self.arguments.null_threshold
-            predictions.append(AnswerSpan("" if is_unanswerable else text, probability))
+            predictions.append(AnswerSpan("" if is_unanswerable else text, float(expit(margin))))
         return predictions
 
     def results(

@@ -17,7 +17,7 @@ from hf_ctxmodels.data.propositions import Proposition, column_numbers, read_pro
 from hf_ctxmodels.data.table_files import TaggedSentence, has_labels, iob1_to_bio, line_blocks, split_cells
 from hf_ctxmodels.downstream.networks.configuration import CtxTaskNetworkConfig
 from hf_ctxmodels.downstream.tasks import metrics
-from hf_ctxmodels.downstream.tasks.base import Encoded, Logits, most_frequent
+from hf_ctxmodels.downstream.tasks.base import Encoded, Logits
 from hf_ctxmodels.downstream.tasks.token_classification import TokenClassification
 from hf_ctxmodels.layers.crf import Constraints, Scores, viterbi
 
@@ -168,7 +168,7 @@ class SemanticRoleLabeling(TokenClassification):
                 if abs(distance) <= _WINDOW:
                     counts[word.lower(), distance > 0][tag[2:]] += 1
                     counts[distance][tag[2:]] += 1
-        best = {key: most_frequent(counter.elements()) for key, counter in counts.items() if counter.total() >= 3}
+        best = {key: counter.most_common(1)[0][0] for key, counter in counts.items() if counter.total() >= 3}
         predictions = []
         for example in validation:
             roles = []

@@ -93,15 +93,14 @@ class TokenClassification(LabeledTask[TaggedSentence]):
         word_column = word_column or "1"
         tag_column = tag_column or "-1" if labeled else word_column
         try:
-            return read_conll(file, int(word_column), int(tag_column))
+            columns = int(word_column), int(tag_column)
         except ValueError as error:
-            if isinstance(error, CtxError):
-                raise
             raise CtxError(
                 f"CoNLL columns have numbers, not names; got {word_column!r} and {tag_column!r}.",
                 location=str(file),
                 hint="pass --text_columns and --label_column as numbers (1 = first, -1 = last).",
             ) from error
+        return read_conll(file, *columns)
 
     def read_unlabeled(self, file: str) -> list[TaggedSentence]:
         """A file as for `read_file`, whose tags are ignored; JSONL without tags, with lists of words or texts; or a
@@ -214,7 +213,7 @@ class TokenClassification(LabeledTask[TaggedSentence]):
         for sentence in train:
             for word, tag in zip(sentence.words, sentence.tags, strict=True):
                 counts[word][tag] += 1
-        best = {word: most_frequent(counter.elements()) for word, counter in counts.items()}
+        best = {word: counter.most_common(1)[0][0] for word, counter in counts.items()}
         overall = most_frequent(tag for sentence in train for tag in sentence.tags)
         return [[best.get(word, overall) for word in sentence.words] for sentence in validation]
 
