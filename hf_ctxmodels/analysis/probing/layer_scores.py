@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -89,7 +89,7 @@ class LabeledVectors:
         sizes = [len(self.spans[split]) for split in SPLITS]
         vectors, spans = pool_spans(self.vectors, torch.cat([self.spans[split] for split in SPLITS]))
         spans_by_split = dict(zip(SPLITS, spans.split(sizes), strict=True))
-        return LabeledVectors(self.task, vectors, spans_by_split, self.columns, self.layers)
+        return replace(self, vectors=vectors, spans=spans_by_split)
 
     def data(self, split: str, targets: Tensor) -> ProbeData:
         """Examples of a split with (V, examples, ...) targets."""
@@ -125,18 +125,15 @@ def probe_layers(
         numbers["bits"] = _code_lengths(inputs, grid, targets["train"], dev, options, description)
         size = uniform_code_length(targets["train"].shape[1], grid.num_labels)
         numbers["compression"] = size / numbers["bits"]
-    scores: dict[int, Scores] = {}
-    for row, layer in enumerate(inputs.layers):
-        scores[layer] = {}
-        for name, values in numbers.items():
-            scores[layer][name] = values[row, : len(seeds)].tolist()
-            if has_control:
-                control_name = "control" if name == "score" else f"control_{name}"
-                scores[layer][control_name] = values[row, len(seeds) :].tolist()
-        if has_control:
-            pairs = zip(scores[layer]["score"], scores[layer]["control"], strict=True)
-            scores[layer]["selectivity"] = [score - control for score, control in pairs]
-    return scores
+    if has_control:
+        for name, values in list(numbers.items()):
+            control_name = "control" if name == "score" else f"control_{name}"
+            numbers[name], numbers[control_name] = values.split(len(seeds), 1)
+        numbers["selectivity"] = numbers["score"] - numbers["control"]
+    return {
+        layer: {name: values[row].tolist() for name, values in numbers.items()}
+        for row, layer in enumerate(inputs.layers)
+    }
 
 
 def _grid(inputs: LabeledVectors, variants: list[str]) -> ProbeGrid:
@@ -269,9 +266,8 @@ def probe_structure(
     example = example_index(len(sentence.depths) for sentence in data["test"].sentences)
     if task == "depth" or example is None:
         return scores, {}
-    [(sentence, distances)] = predict_structure(
-        probes, TreeData(data["test"].vectors, [data["test"].sentences[example]], data["test"].layers), task
-    )
+    one_sentence = replace(data["test"], sentences=[data["test"].sentences[example]])
+    [(sentence, distances)] = predict_structure(probes, one_sentence, task)
     edges = scored_edges(distances[:, 0], sentence.is_scored)
     return scores, {layer: edges[row].tolist() for row, layer in enumerate(layers)}
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -74,7 +74,7 @@ class ProbeData:
 
     def select(self, start: int, stop: int) -> "ProbeData":
         """The examples from `start` to `stop`."""
-        return ProbeData(self.vectors, self.spans[start:stop], self.targets[:, start:stop], self.layers)
+        return replace(self, spans=self.spans[start:stop], targets=self.targets[:, start:stop])
 
     def batch(self, index: Tensor) -> ProbeBatch:
         """The vectors of the examples with these indices."""
