@@ -67,7 +67,7 @@ class ElasticWeightConsolidation(L2SPPenalty):
 
 
 def fisher_information(
-    model: PreTrainedModel, examples: Iterable[Batch], labels: Labels = "sampled", seed: int = 0
+    model: PreTrainedModel, examples: Iterable[Batch], labels: Labels = "sampled"
 ) -> dict[str, Tensor]:
     """The diagonal of the Fisher information: the mean over examples of the squared gradient of each example's loss.
 
@@ -89,7 +89,7 @@ def fisher_information(
         if name.startswith(prefix) and parameter.requires_grad
     }
     totals = {name: torch.zeros_like(parameter, dtype=torch.float32) for name, parameter in parameters.items()}
-    generator, number = torch.Generator().manual_seed(seed), 0
+    generator, number = torch.Generator().manual_seed(0), 0
     for batch in examples:
         if not any(heads.has_targets(batch.get(name)) for name in model.loss_targets):  # no token was selected
             continue
