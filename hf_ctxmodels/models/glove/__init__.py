@@ -31,7 +31,7 @@ SPEC = FamilySpec(
         )
         for width in (50, 100, 200, 300)
     },
-    # the defaults of the released code
+    # the rate and the passes of the released code; its AdaGrad differs, see the model card
     training=TrainingDefaults(optimizer="adagrad", learning_rate=0.05, num_train_epochs=25),
     traits=Traits(short_training=ShortTraining(steps=200)),
 )
