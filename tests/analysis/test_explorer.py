@@ -238,6 +238,20 @@ def server(folder: Path) -> Iterator[str]:
         process.wait(10)
 
 
+LATE_NEIGHBORS = """
+globalThis.lateAnswers = 0;
+const send = fetch;
+let requests = 0;
+globalThis.fetch = async (address, options) => {
+  if (!address.endsWith("neighbors") || requests++ >= 2) return send(address, options);
+  await new Promise((resolve) => setTimeout(resolve, 4000));
+  setTimeout(() => { lateAnswers += 1; }, 100);
+  return new Response(JSON.stringify({ neighbors: [{ context: "a late answer", cosine: 0 }] }));
+};
+"""
+"""Delays the answers about the neighbors of the first selected word of both models."""
+
+
 @pytest.mark.slow
 def test_page_in_browser(server: str, tmp_path: Path) -> None:
     """Operate the page by keyboard through Chromium's debugging protocol."""
@@ -312,7 +326,27 @@ def drive_page(connection: Any) -> None:
     wait_for("document.querySelectorAll('#contexts .neighbors').length === 2")
     assert read("document.querySelector('#contexts input:checked').parentNode.textContent") == "bank"
     wait_for("document.querySelectorAll('#contexts .point').length > 4")
-    read("document.getElementById('text').focus(); document.getElementById('text').select()")
-    call("Input.insertText", text="bank " * 99)
-    press("Enter", "\r", 13)
+    read(LATE_NEIGHBORS)
+    press("ArrowLeft", "", 37)
+    press("ArrowLeft", "", 37)
+    wait_for("lateAnswers === 2")
+    assert "a late answer" not in read("document.querySelector('#contexts').textContent")
+
+    def submit(text: str) -> None:
+        read("document.getElementById('text').focus(); document.getElementById('text').select()")
+        call("Input.insertText", text=text)
+        press("Enter", "\r", 13)
+
+    submit("bank " * 99)
     wait_for("document.querySelector('#predictions .error')?.textContent.includes('the limit is')")
+    submit("x" * 400)
+    wait_for("document.querySelector('#contexts label')?.textContent.length === 400")
+    assert read("document.documentElement.scrollWidth <= innerWidth")
+    submit(" ")
+    wait_for("document.getElementById('status').textContent.includes('There is no sentence')")
+    assert read("document.querySelectorAll('#results section:not([hidden])').length") == 0
+    for expected in ("xxx", "bank bank"):
+        read("history.back()")
+        wait_for(f"document.getElementById('text').value.startsWith('{expected}')")
+    wait_for("document.querySelector('#predictions .error')?.textContent.includes('the limit is')")
+    assert read("location.search").startswith("?text=bank+bank")

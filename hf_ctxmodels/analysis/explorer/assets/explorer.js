@@ -10,8 +10,10 @@
   };
   let models = [];
   let text = "";
-  let run = 0; // number of the last submitted sentence: answers to earlier ones are dropped
+  let run = 0; // number of the last submitted sentence
+  let query = location.search; // of the address, which names the sentence for a reload and the back button
   const layers = new Map(); // model -> selected layer
+  const requests = new WeakMap(); // node -> its last request: answers to earlier ones are dropped
 
   async function ask(action, values = {}) {
     let response;
@@ -27,9 +29,9 @@
     return answer;
   }
 
-  // Fills a node with the content that an answer gives, or with its error; not if a later sentence was submitted.
+  // Fills a node with the content that an answer gives, or with its error.
   async function fill(node, action, values, makeContent) {
-    const number = run;
+    requests.set(node, values);
     node.classList.add("busy");
     node.setAttribute("aria-busy", "true");
     let content;
@@ -38,7 +40,7 @@
     } catch (error) {
       content = [create("p", { class: "error", role: "alert" }, error.message)];
     }
-    if (number !== run) return;
+    if (requests.get(node) !== values) return;
     node.classList.remove("busy");
     node.removeAttribute("aria-busy");
     node.replaceChildren(...content);
@@ -102,6 +104,9 @@
     section.hidden = false;
   }
 
+  const showError = (error) => byId("status").replaceChildren(create("span", { class: "error", role: "alert" }, error.message));
+  const hideResults = () => byId("results").querySelectorAll("section").forEach((section) => { section.hidden = true; });
+
   async function show() {
     text = byId("text").value;
     run += 1;
@@ -109,43 +114,63 @@
     byId("status").textContent = "Computing …";
     let words;
     try {
+      await opened;
       words = (await ask("words", { text })).words;
     } catch (error) {
-      if (number === run) byId("status").replaceChildren(create("span", { class: "error", role: "alert" }, error.message));
+      if (number !== run) return;
+      hideResults();
+      showError(error);
       return;
     }
     if (number !== run) return;
-    const requests = [];
+    const answers = [];
     const perModel = (id, action, makeContent, select) => {
       const section = byId(id), shown = models.filter(select);
       const panels = shown.map(() => create("div"));
       section.querySelector(".sides").replaceChildren(...shown.map((model, index) => side(model, panels[index])));
       section.hidden = !shown.length;
-      shown.forEach((model, index) => requests.push(fill(panels[index], action, { model: model.name, text }, makeContent)));
+      shown.forEach((model, index) => answers.push(fill(panels[index], action, { model: model.name, text }, makeContent)));
     };
     perModel("predictions", "predictions", predictionNodes, (model) => model.task !== null);
     const isLanguageModel = models.some((model) => model.is_language_model);
     byId("comparison").hidden = !isLanguageModel;
-    if (isLanguageModel) requests.push(fill(byId("comparison").querySelector(".panel"), "comparison", { text }, figureNodes));
+    if (isLanguageModel) answers.push(fill(byId("comparison").querySelector(".panel"), "comparison", { text }, figureNodes));
     perModel("attention", "attention", figureNodes, () => true);
     if (models.some((model) => model.corpus_words)) showContexts(words);
-    await Promise.all(requests);
+    await Promise.all(answers);
     if (number === run) byId("status").textContent = "Done.";
+  }
+
+  function showAddress() {
+    query = location.search;
+    const typed = new URLSearchParams(query).get("text");
+    if (typed !== null) {
+      byId("text").value = typed;
+      show();
+      return;
+    }
+    run += 1;
+    byId("form").reset();
+    byId("status").textContent = "";
+    hideResults();
   }
 
   byId("form").addEventListener("submit", (event) => {
     event.preventDefault();
+    const previous = query;
+    query = `?${new URLSearchParams({ text: byId("text").value })}`;
+    if (query !== previous) history.pushState(null, "", query);
     show();
   });
+  addEventListener("popstate", () => {
+    if (location.search !== query) showAddress(); // not for a link within the page
+  });
 
-  ask("models").then((answer) => {
+  const opened = ask("models").then((answer) => {
     models = answer.models;
     byId("models").replaceChildren(...models.map((model) =>
-      create("span", { class: "model" }, create("bdi", {}, model.name), `: ${model.class}, ${model.is_language_model ? `${model.task ?? ""} language model`.trim() : "no language modeling head"}`)));
-    const typed = new URLSearchParams(location.search).get("text");
-    if (typed !== null) {
-      byId("text").value = typed;
-      show();
-    }
-  }).catch((error) => byId("status").replaceChildren(create("span", { class: "error", role: "alert" }, error.message)));
+      create("span", { class: "model" }, create("bdi", {}, model.name), `: ${model.class}, ${model.is_language_model ? `${model.task ?? ""} language model`.trim() : "no masked or causal language model"}`)));
+  });
+  opened.catch(showError);
+  if (query) showAddress();
 })();
