@@ -153,6 +153,30 @@ log.token = readout(tokens);
 const square = document.querySelector(".cells").closest("figure");
 key(square.querySelector(".scroll"), "ArrowDown");
 log.cell = readout(square);
+const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+const luminance = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+const token = tokens.querySelector(".token");
+log.contrasts = ["light", "dark"].flatMap((scheme) => ["accent", "second"].flatMap((color) => {
+  document.documentElement.style.colorScheme = scheme;
+  return [...Array(18).keys()].map((step) => {
+    token.style.setProperty("--tint", `color-mix(in srgb, var(--${color}) ${5 * step}%, var(--card))`);
+    const style = getComputedStyle(token);
+    const background = luminance(style.backgroundColor.match(/[0-9.]+/g).map(Number));
+    return style.color.startsWith("lch(100") ? 1.05 / (background + 0.05) : (background + 0.05) / 0.05;
+  });
+}));
+const names = [...document.querySelectorAll("table.sortable .row-name")].map((node) => node.offsetWidth / innerWidth);
+log.rowName = Math.max(...names);
+const region = map.querySelector(".scroll");
+map.hidden = false;
+region.style.width = "200px";
+for (let i = 0; i < 6; i++) key(region, "ArrowRight");
+const [ring, visible] = [map.querySelector(".ring"), region].map((node) => node.getBoundingClientRect());
+log.ringIsVisible = ring.left >= visible.left - 1 && ring.right <= visible.right + 1;
+const titleOf = () => getComputedStyle(map, "::before").content;
+log.titles = [titleOf()];
+document.querySelector(".series > .controls").remove(); // as without scripts
+log.titles.push(titleOf());
 document.getElementById("theme").click();
 log.scheme = document.documentElement.style.colorScheme;
 log.overflow = document.documentElement.scrollWidth - innerWidth;
@@ -198,5 +222,10 @@ def test_report_in_browser(results, dump_page):
     assert log["numbers"] == ["1", "20", "3", "–", "5", "6"]
     assert log["token"].startswith(f"{HOSTILE[0]}  log P <: -1.50 · rank: 1")
     assert log["cell"] == "<m> 1, x: 0"
+    assert min(log["contrasts"]) >= 4.5  # WCAG AA
+    assert len(log["contrasts"]) == 72
+    assert log["rowName"] <= 0.46  # row names stay in view, numbers scroll
+    assert log["ringIsVisible"]
+    assert log["titles"] == ["none", '"Senses, layer 0"']
     assert log["scheme"] in ("dark", "light")
     assert log["overflow"] <= 0  # no horizontal scrolling

@@ -19,7 +19,9 @@ window.ctxReport = (() => {
     return [create("label", {}, label, node), node];
   };
   const format = (value, digits) =>
-    value === null ? "–" : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+    value === null ? "–" : value.toLocaleString("en", {
+      minimumFractionDigits: digits, maximumFractionDigits: digits, signDisplay: "negative", // no "-0.00"
+    });
   const digitsOf = (values, digits) => values.every((value) => value === null || Number.isInteger(value)) ? 0 : digits;
   const dataOf = (figure) => JSON.parse(figure.querySelector('script[type="application/json"]').textContent);
   const addReadout = (figure, text) => {
@@ -33,8 +35,8 @@ window.ctxReport = (() => {
     return controls;
   };
   const tint = (node, fraction, color = "--accent") => {
-    node.style.background = `color-mix(in srgb, var(${color}) ${Math.round(100 * fraction)}%, var(--card))`;
-    node.classList.toggle("strong", fraction > 0.55);
+    node.classList.add("tinted");
+    node.style.setProperty("--tint", `color-mix(in srgb, var(${color}) ${Math.round(100 * fraction)}%, var(--card))`);
   };
 
   // Tables: a click on the name of a column sorts, a second one reverses.
@@ -94,6 +96,7 @@ window.ctxReport = (() => {
       const position = order.findIndex(([, index]) => index === current);
       const next = position < 0 ? 0 : Math.min(Math.max(position + axis[1], 0), order.length - 1);
       show(order[next][1]);
+      ring.scrollIntoView({ block: "nearest", inline: "nearest" });
     });
     points.forEach((point, index) => {
       point.addEventListener("pointerenter", () => show(index));
@@ -140,6 +143,7 @@ window.ctxReport = (() => {
       if (!step) return;
       event.preventDefault();
       show(cell[0] + step[0], cell[1] + step[1]);
+      ring.scrollIntoView({ block: "nearest", inline: "nearest" });
     });
   }
 
@@ -153,7 +157,7 @@ window.ctxReport = (() => {
     const overview = figure.querySelector(".scroll");
     const frame = createSvg(figure, "rect", { class: "frame", rx: 2 });
     figure.querySelector("svg").append(frame);
-    const panel = create("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Selected head" });
+    const panel = create("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Selected head: ${figure.dataset.title}` });
     const readout = addReadout(figure, "");
     overview.before(panel);
     panel.after(readout);
