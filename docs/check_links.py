@@ -37,6 +37,8 @@ def broken_links(site: Path) -> list[str]:
         messages += [f"{path.relative_to(site)} loads {url}" for url in sorted(page.loaded) if urlsplit(url).netloc]
         for link in sorted(page.links):
             parts = urlsplit(link)
+            if parts.scheme not in ("", "http", "https", "mailto"):
+                messages.append(f"{path.relative_to(site)} links to {link}: not a web address")
             if parts.scheme or parts.netloc:
                 continue
             target = path.parent / unquote(parts.path) if parts.path else path

@@ -139,4 +139,5 @@ def _code(text: str, links: Mapping[str, str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"([\\*|`]|_(?!\w))", r"\\\1", text)
+    # the colon: `FILE:name` would be a link, as `file:` is the scheme of an address
+    return re.sub(r"([\\*|`]|_(?!\w)|(?<=\w):(?=\w))", r"\\\1", text)

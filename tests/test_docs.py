@@ -24,7 +24,7 @@ MAX_COLUMNS = 98
 BASH = shutil.which("bash") or "bash"
 RECORDED_PROGRAMS = ("hf-ctxmodels", "accelerate", "python")
 PAGES_WITH_COMMANDS = ("README.md", "docs/**/*.md", "model_cards/**/*.md")
-DOCSTRING = """Pads rows.
+DOCSTRING = """Pads rows of FILE:name=X, see http://host/path.
 
 Each feature holds:
     input_ids, labels: (tokens,), see `Thing`; a
@@ -43,7 +43,7 @@ Example:
     >>> pad([1])
     1
 """
-RST = """Pads rows.
+RST = """Pads rows of FILE\\:name=X, see http://host/path.
 
 :Each feature holds:
     - ``input_ids``, ``labels``: (tokens,), see :py:obj:`Thing <m.Thing>`; a second line with 2 \\* 3 \\| 4\\_.
@@ -251,6 +251,7 @@ def test_broken_link_fails_build(docs, tmp_path, capfd):
         "page": "# A\n\n[b](missing.md)\n",
         "html": '# A\n\n<a href="index.html#b">b</a>\n',
         "host": '# A\n\n<img src="https://example.com/b.png">\n',
+        "scheme": '# A\n\n<a href="FILE:b">b</a>\n',
     }
     codes = {}
     for name, text in pages.items():
