@@ -53,6 +53,8 @@ toc_object_entries = True
 # Pages load no resources from other hosts.
 html_theme = "pydata_sphinx_theme"
 html_title = f"{project} {release}"
+html_favicon = "_static/favicon.svg"
+html_context = {"default_mode": "auto"}  # light or dark as the system
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False

@@ -262,6 +262,9 @@ def test_broken_link_fails_build(docs, tmp_path, capfd):
         (folder / "index.md").write_text(text)
         codes[name] = build(folder, tmp_path / f"{name}-site")
     assert {name for name, code in codes.items() if code} == set(pages) - {"valid"}, capfd.readouterr().err
+    page = (tmp_path / "valid-site" / "index.html").read_text("utf-8")
+    assert 'rel="icon" href="_static/favicon.svg"' in page
+    assert 'data-default-mode="auto"' in page  # the script of the theme reports an empty mode as an error
 
 
 def test_names_in_tour_exist():
