@@ -200,6 +200,7 @@ def _make_parser(
     for entry, section in entries:
         options = section[0] if isinstance(section, tuple) else section
         title = (options.__doc__ or options.__name__).strip().partition("\n")[0].rstrip(".")
+        title = title[:1].lower() + title[1:]  # as in the titles of argparse
         title = "most used" if entry.name in essential else entry.metadata.get("group") or title
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
