@@ -320,14 +320,13 @@ class Scale:
         first = math.ceil(low / self.step - 1e-9)
         values = [index * self.step for index in range(first, math.floor(high / self.step + 1e-9) + 1)]
         digits = max(0, -math.floor(math.log10(self.step) + 1e-9))
-        return [(value if abs(value) > self.step / 2 else 0.0, _tick_label(value, digits)) for value in values]
+        return [(value, _tick_label(value, digits)) for value in values]
 
 
 def _tick_label(value: float, digits: int | None) -> str:
     if abs(value) >= 1e6:
         return format_number(value)
-    text = f"{value:,g}" if digits is None or abs(value) >= 1000 else f"{value:.{digits}f}"
-    return text.removeprefix("-") if float(text.replace(",", "")) == 0 else text
+    return f"{value:,g}" if digits is None or abs(value) >= 1000 else f"{value:.{digits}f}"
 
 
 def _tick_interval(span: float) -> float:
