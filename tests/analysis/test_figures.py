@@ -129,6 +129,15 @@ def test_shortened_layer_labels_are_distinct():
     assert len(set(re.findall(r">(a-model[^<]*)</text>", svg))) == 3
 
 
+def test_wide_letters_get_more_room():
+    for figure_of in (
+        lambda name: Heatmap("h", "t", [name], ["0"] * 8, [[0.5] * 8]),
+        lambda name: ArcDiagram("a", "t", [name] * 6, []),
+    ):
+        sizes = [ElementTree.fromstring(figure_of(letter * 10).svg()).attrib["width"] for letter in "xX語"]
+        assert int(sizes[0]) < int(sizes[1]) < int(sizes[2])
+
+
 def test_axis_scales_and_color_map():
     scale = Scale([0.13, 0.87], 100, 0)
     assert [text for _, text in scale.ticks()] == [f"0.{i}" for i in range(1, 10)]

@@ -16,7 +16,7 @@ def result() -> AnalysisResult:
     table = Table("POS *by* layer", ["accuracy", "examples", "note"], ["layer 0", "layer 1"], cells, spreads, "max")
     figure = Heatmap("heat", "Scores", ["a"], ["b"], [[0.5]], caption="Accuracy.")
     return AnalysisResult(
-        "probe-pos", ["bert"], {"seeds": (1, 2)}, [table], [figure], {"accuracy": [0.5, float("nan")]}
+        "probe-pos", ["bert"], {"seeds": (1, 2), "text": "Zoë"}, [table], [figure], {"accuracy": [0.5, float("nan")]}
     )
 
 
@@ -63,6 +63,7 @@ def test_saved_files(result, tmp_path, capsys, monkeypatch, has_package):
     assert "| layer 1 | **0.750 ± 0.002** | – | \\<b\\> |" in markdown
     assert f"![Accuracy.]({image})" in markdown
     assert "## POS \\*by\\* layer" in markdown
+    assert '"text": "Zoë"' in markdown
 
 
 @pytest.mark.parametrize(
