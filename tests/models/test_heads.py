@@ -68,6 +68,8 @@ def test_next_tokens_of_packed_sequences() -> None:
     labels, sequences = torch.tensor([[5, 6, 7, 8, 9, 0]]), torch.tensor([[1, 1, 2, 2, 2, 0]])
     assert next_token_targets(labels, 6, None, sequences).tolist() == [[6, -100, 8, 9, -100, -100]]
     assert next_token_targets(labels, 6, sequences != 0, None).tolist() == [[6, 7, 8, 9, 0, -100]]
+    left_mask = torch.tensor([[0, 0, 1, 1, 1, 1]])
+    assert next_token_targets(labels, 6, left_mask, None).tolist() == [[-100, -100, 8, 9, 0, -100]]
     assert next_token_targets(labels, 6, None, sequences, backward=True).tolist() == [[-100, 5, -100, 7, 8, -100]]
     assert next_token_targets(labels, 5, None, None).tolist() == [[6, 7, 8, 9, 0]]
 
