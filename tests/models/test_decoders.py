@@ -10,7 +10,8 @@ import torch
 from benchmarks.measure import peak_bytes
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import DynamicCache, EncoderDecoderCache, StaticCache, TextIteratorStreamer, pipeline
+from transformers import Cache, DynamicCache, EncoderDecoderCache, StaticCache, TextIteratorStreamer, pipeline
+from transformers.cache_utils import QuantizedLayer
 from zoo import CASES, PATHS, Case, assert_close, assert_same_gradients, gradients, make_batch, make_targets
 
 from hf_ctxmodels import CtxBartConfig, CtxBartModel, CtxError, CtxGpt2Config, CtxGpt2ForCausalLM, CtxGpt2Tokenizer
@@ -113,11 +114,13 @@ def test_generation_matches_transformers(case: Case, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", TRANSFORMERS, ids=str)
 @pytest.mark.filterwarnings("ignore")
 def test_generation_is_independent_of_padding_and_mode(case: Case) -> None:
-    """Padding on both sides; assisted generation, prompt lookup and a static cache."""
+    """Padding on both sides, also of the longest prompt; assisted generation, prompt lookup and a static cache."""
     model, left_batch, right_batch = case.model(), prompts(case, "left"), prompts(case)
+    wide_batch = {name: F.pad(tensor, (0, 1)) for name, tensor in right_batch.items()}
     for num_beams in (1, 3):
         texts = generate(model, **left_batch, num_beams=num_beams)
         assert torch.equal(generate(model, **right_batch, num_beams=num_beams), texts)
+        assert torch.equal(generate(model, **wide_batch, num_beams=num_beams), texts)
         for row, length in enumerate(LENGTHS):
             ids = right_batch["input_ids"][row : row + 1, :length]
             assert torch.equal(generate(model, ids, num_beams=num_beams)[0], texts[row])
@@ -158,6 +161,25 @@ def gpt2() -> tuple[CtxGpt2ForCausalLM, CtxGpt2Tokenizer]:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 32}
     ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     return CtxGpt2ForCausalLM(CtxGpt2Config(vocab_size=len(tokenizer), **sizes, **ids)).eval(), tokenizer
+
+
+class LosslessQuantizedLayer(QuantizedLayer):
+    """Layer of transformers' quantized cache without its optional package: its codes are the values."""
+
+    def _quantize(self, tensor: Tensor, axis: int) -> Tensor:
+        return tensor
+
+    def _dequantize(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+def test_generation_with_quantized_cache(gpt2: tuple[CtxGpt2ForCausalLM, CtxGpt2Tokenizer]) -> None:
+    """The keys of a layer are an empty tensor whenever all tokens are quantized."""
+    model, tokenizer = gpt2
+    batch = tokenizer(["a cat", "dogs ran home"], return_tensors="pt", padding=True)
+    options = {"max_new_tokens": 7, "do_sample": False, "eos_token_id": None}
+    cache = Cache(layers=[LosslessQuantizedLayer(residual_length=3) for _ in range(model.config.num_hidden_layers)])
+    assert torch.equal(model.generate(**batch, **options, past_key_values=cache), model.generate(**batch, **options))
 
 
 def test_pipeline_and_streaming(gpt2: tuple[CtxGpt2ForCausalLM, CtxGpt2Tokenizer]) -> None:
