@@ -178,6 +178,17 @@ def test_shared_prefixes_are_computed_once() -> None:
     assert shots[-1] + trees[-1] <= num_separate_tokens - (len(requests) - 1) * shots[-1]
 
 
+def test_batches_are_limited() -> None:
+    model, tokenizer = build("gpt2")
+    shapes: list[torch.Size] = []
+    model.register_forward_pre_hook(
+        lambda module, inputs, options: shapes.append(options["input_ids"].shape), with_kwargs=True
+    )
+    ContinuationScorer(model, tokenizer, batch_tokens=40).score(REQUESTS)
+    assert any(rows > 1 for rows, _ in shapes)
+    assert all(rows == 1 or rows * length <= 40 for rows, length in shapes)
+
+
 def test_prefix_trees() -> None:
     """Each row is the path to a node that has its request and targets; equal rows share a node."""
     generator = np.random.default_rng(0)
@@ -268,6 +279,9 @@ def test_invalid_models_and_requests_raise() -> None:
     model, tokenizer = build("gpt2")
     with pytest.raises(CtxError, match="has no token"):
         ContinuationScorer(model, tokenizer).score([("it", "")])
+    for limit in ("batch_tokens", "max_length"):
+        with pytest.raises(CtxError, match=f"{limit}=0 is out of range"):
+            ContinuationScorer(model, tokenizer, **{limit: 0})
     bert = FAMILIES["bert"].models["AutoModelForMaskedLM"](tiny_config(FAMILIES["bert"]))
     with pytest.raises(CtxError, match="does not predict texts from left to right"):
         ContinuationScorer(bert, tokenizer)
