@@ -337,6 +337,9 @@ def test_pseudo_likelihoods(family: str, auto_name: str) -> None:
     assert [score.is_truncated for score in (*scores, truncated)] == [False, False, False, True]
     with pytest.raises(CtxError, match="too many tokens"):
         PseudoLikelihoodScorer(model, tokenizer, max_length=num_special + 1).score(long_request)
+    for context, continuation in (("the cat saw a garden", ""), ("the cat saw a garde", "n")):  # fewer tokens together
+        with pytest.raises(CtxError, match="has no token"):
+            PseudoLikelihoodScorer(model, tokenizer).score([(context, continuation)])
 
 
 def test_pseudo_likelihood_batches(monkeypatch: pytest.MonkeyPatch) -> None:
