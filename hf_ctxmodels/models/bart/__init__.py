@@ -40,7 +40,7 @@ SPEC = FamilySpec(
         tiny={
             "decoder_layers": 3,
             "decoder_attention_heads": 4,
-            "decoder_ffn_dim": 48,
+            "decoder_ffn_dim": 40,
             "bos_token_id": 1,
             "eos_token_id": 2,
             "decoder_start_token_id": 3,
