@@ -20,6 +20,7 @@ from hf_ctxmodels.conversion.tensorflow_files import TensorFlowCheckpoint
 
 WIDTH, LAYERS, POSITIONS, HEAD = 128, 3, 20, 64
 PAIRS = [("t", "h"), ("th", "e"), ("Ġ", "the")]
+DATA_TYPES = {"float32": 1, "float64": 2, "int32": 3, "int64": 9, "float16": 19}  # numbers of TensorFlow
 PROJECTIONS = ("query_layer", "key_layer", "value_layer", "context_projection_layer")
 
 
@@ -100,9 +101,8 @@ def write_checkpoint(variables: dict[str, np.ndarray], prefix: Path, shards: int
     for index, (name, value) in enumerate(sorted(variables.items())):
         shard = index % shards
         shape = b"".join(message(2, number(1, size)) for size in value.shape)
-        dtype = {"float32": 1, "int64": 9}[value.dtype.name]
-        entry = number(1, dtype) + message(2, shape) + number(3, shard) + number(4, len(contents[shard]))
-        entry += number(5, value.nbytes) + varint(6 << 3 | 5) + bytes(4)
+        entry = number(1, DATA_TYPES[value.dtype.name]) + message(2, shape) + number(3, shard)
+        entry += number(4, len(contents[shard])) + number(5, value.nbytes) + varint(6 << 3 | 5) + bytes(4)
         entries.append((name.encode(), entry))
         contents[shard] += value.tobytes()
     for shard, content in enumerate(contents):
@@ -234,6 +234,15 @@ def test_classifier_matches_reference_loop(tmp_path: Path) -> None:
     outputs.loss.backward()
     total.backward()
     compare_gradients(model.grover, reference)
+
+
+def test_data_types(tmp_path: Path) -> None:
+    variables = {name: np.array([[1, 2, 3], [4, 5, 6]], dtype=name) for name in DATA_TYPES}
+    write_checkpoint(variables, tmp_path / "model.ckpt")
+    checkpoint = TensorFlowCheckpoint(tmp_path / "model.ckpt")
+    for name, value in variables.items():
+        assert torch.equal(checkpoint[name], torch.from_numpy(value)), name
+        assert checkpoint[name].dtype == getattr(torch, name)
 
 
 def test_invalid_files_raise(tmp_path: Path) -> None:
