@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 from zoo import ARCHETYPE_FAMILIES, pretraining_auto_class
 
 from hf_ctxmodels.hub import loss_curve_png, model_card
-from hf_ctxmodels.hub.card import install_command
+from hf_ctxmodels.hub.card import install_command, results_table
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.summary import TrainingSummary
 
@@ -71,6 +71,16 @@ def test_install_command_by_source_of_package(direct_url, expected, tmp_path, mo
     assert install_command().partition("  #")[0] == expected
 
 
+def test_install_command_of_local_package_names_the_repository(tmp_path, monkeypatch) -> None:
+    urls = {"Documentation": "https://host/docs", "Repository": "https://host/zoo.git", "Tracker": "https://host/bugs"}
+    lines = ["Metadata-Version: 2.4", "Name: hf_ctxmodels", "Version: 9.8.7"]
+    lines += [f"Project-URL: {name}, {url}" for name, url in urls.items()]
+    (tmp_path / "METADATA").write_text("\n".join(lines) + "\n")
+    (tmp_path / "direct_url.json").write_text(json.dumps({"url": "file:///home/user/zoo", "dir_info": {}}))
+    monkeypatch.setattr("hf_ctxmodels.hub.card.distribution", lambda name: PathDistribution(tmp_path))
+    assert install_command() == "pip install git+https://host/zoo.git"
+
+
 @few_families
 def test_loss_curve_image(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The card contains the image instead of the table; no image without losses or without matplotlib."""
@@ -96,6 +106,14 @@ def test_long_loss_curve_keeps_both_ends(saved_model: Path, tmp_path: Path) -> N
     assert len(rows) == 10
     assert rows[0] == "| 1 | 1 |"
     assert rows[-1] == "| 1000 | 1 |"
+
+
+@few_families
+def test_results_table_of_metrics_without_baseline(saved_model: Path) -> None:
+    summary = TrainingSummary.load(saved_model)
+    summary.metrics = {"eval_accuracy": 0.75, "baseline_accuracy": 0.5, "f1": 0.25}
+    rows = [["metric", "model", "baseline"], ["accuracy", "0.75", "0.5"], ["f1", "0.25", ""]]
+    assert [row[:3] for row in results_table(summary)] == rows
 
 
 @few_families

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from commands import run_command
 from fork_server import ForkServer
+from httpx2 import Request, Response
 from hub_repository import PICKLES, REPO, push_command
 from hub_server import TOKEN, HubServer
-from huggingface_hub import constants
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors import safe_open
 from transformers import AutoModelForPreTraining
 
@@ -72,6 +74,20 @@ def test_invalid_token_is_refused(hub_process: ForkServer, hub: HubServer, saved
     assert "--token" in result.stderr
     assert "Traceback" not in result.stderr
     assert "zoo/refused" not in hub.repositories
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(401, "refused the token"), (403, "refused the token"), (429, "refused the push")]
+)
+def test_refused_pushes_name_the_reason(status: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    response = Response(status, request=Request("POST", "https://hub"))
+
+    def refuse(*args: object, **options: object) -> None:
+        raise HfHubHTTPError("The server said no.", response=response)
+
+    monkeypatch.setattr(HfApi, "create_repo", refuse)
+    with pytest.raises(CtxError, match=message):
+        push_files({}, REPO, token=TOKEN)
 
 
 def test_unreachable_hub_is_reported(
@@ -266,7 +282,7 @@ def test_unreadable_card_is_refused(directory: Path) -> None:
 def test_local_paths_are_not_published(directory: Path, tmp_path: Path) -> None:
     summary = TrainingSummary.load(directory)
     summary.command = f"pretrain.py --dataset '{tmp_path}/my text.txt' --output_dir={tmp_path}/run --learning_rate 1e-4"
-    summary.dataset = f"{tmp_path}/one.txt, {tmp_path}/two.tsv=first,second,label, org/name"
+    summary.dataset = f"{tmp_path}/one.txt, {tmp_path}/two.tsv=first,second,label, file://data/three.txt, org/name"
     summary.hyperparameters |= {"output_dir": str(tmp_path / "run")}
     summary.save(directory)
     config = json.loads((directory / "config.json").read_text())
@@ -277,7 +293,7 @@ def test_local_paths_are_not_published(directory: Path, tmp_path: Path) -> None:
         assert str(tmp_path).encode() not in text, name
     summary = json.loads(files["training_summary.json"])
     assert summary["command"] == "pretrain.py --dataset 'my text.txt' --output_dir=run --learning_rate 1e-4"
-    assert summary["dataset"] == "one.txt, two.tsv=first,second,label, org/name"
+    assert summary["dataset"] == "one.txt, two.tsv=first,second,label, three.txt, org/name"
     assert "my text.txt" in files["README.md"].decode()
 
 
