@@ -201,7 +201,8 @@ def test_embed_command(folders: dict[str, str], tmp_path: Path, monkeypatch: pyt
     np.testing.assert_array_equal(arrays["vectors"], tensors["vectors"].half().numpy())
     np.testing.assert_array_equal(arrays["starts"], tensors["starts"].numpy())
 
-    command_output("embed", *flags, "--output", tmp_path / "vectors.parquet")
+    output = command_output("embed", *flags, "--output", tmp_path / "vectors.parquet")
+    assert f"{len(words)} words with vectors of width {vectors.shape[-1]} in " in output
     rows = pq.read_table(tmp_path / "vectors.parquet").to_pydict()
     assert rows["word"] == words
     torch.testing.assert_close(torch.tensor(rows["vector"]), vectors, **CLOSE)
