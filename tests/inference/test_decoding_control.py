@@ -116,8 +116,11 @@ def test_bag_of_words_bias(decoder: Any, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(CtxError, match="None of the 0 words"):
         bag_of_words(tokenizer, [""], 1.0)
     _, word_tokenizer = tiny_pair("transformer_xl", "AutoModelForCausalLM", TEXTS)
-    bag_of_words(word_tokenizer, ["cats", "unthinkable"], 1.0)
+    processor = bag_of_words(word_tokenizer, ["cats", "unthinkable"], 1.0)
     assert "left out: unthinkable" in capsys.readouterr().err
+    expected = torch.zeros(1, len(word_tokenizer))
+    expected[0, word_tokenizer.convert_tokens_to_ids("cats")] = 1.0
+    assert torch.equal(processor(torch.tensor([[5]]), torch.zeros_like(expected)), expected)
     with pytest.raises(CtxError, match="None of the 1 words is in the vocabulary"):
         bag_of_words(word_tokenizer, ["unthinkable"], 1.0)
 
