@@ -89,7 +89,6 @@ class CtxTransformerXLModel(SegmentRecurrence, CtxTransformerXLPreTrainedModel):
             }
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.embedding_output = HookPoint()
-        self.gradient_checkpointing = False
         self.post_init()
 
     @can_return_tuple

@@ -200,7 +200,6 @@ class CtxXLNetModel(SegmentRecurrence, CtxXLNetPreTrainedModel):
         self.layers = nn.ModuleList(CtxXLNetLayer(config) for _ in range(config.num_hidden_layers))
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.embedding_output = HookPoint()
-        self.gradient_checkpointing = False
         self.post_init()
 
     @can_return_tuple
