@@ -7,17 +7,19 @@ from collections import Counter
 from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from forked import run_forked
 
 from hf_ctxmodels import CtxBertTokenizer
+from hf_ctxmodels.core.command_line import find_packaged, read_recipe
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.data.demo_corpus import rated_stories, rated_words
-from hf_ctxmodels.demo import masked_words, plots, word_vectors
-from hf_ctxmodels.demo.demo_runner import RECORD_FILE, DemoRunner, Result
+from hf_ctxmodels.demo import masked_words, plots, topic_classifier, word_vectors
+from hf_ctxmodels.demo.demo_runner import RECORD_FILE, DemoReport, DemoRunner, Result
 from hf_ctxmodels.demo.masked_words import BigramModel
 from hf_ctxmodels.demo.plots import plot_learning_curve, plot_word_map
 from hf_ctxmodels.demo.word_vectors import ppmi
@@ -81,6 +83,12 @@ def test_heldout_losses_of_periodic_text(tmp_path: Path, monkeypatch: pytest.Mon
     assert loss == pytest.approx(2.5)
     assert baselines["unigrams"] == pytest.approx(np.log(4), abs=0.05)
     assert 0 < baselines["bigrams"] < 0.1
+
+
+def test_baselines_of_masked_words_read_the_data_of_the_recipe() -> None:
+    recipe = read_recipe(find_packaged(masked_words.RECIPE, "recipes", "recipe", "--recipe"))
+    assert int(recipe["max_length"]) == masked_words.MAX_LENGTH
+    assert float(recipe["validation_fraction"]) == masked_words.HELD_OUT_FRACTION
 
 
 def test_result_text_compares_with_baselines() -> None:
@@ -164,6 +172,21 @@ def test_stages_are_reused_and_resumed(tmp_path: Path, monkeypatch) -> None:
     (folder / "notes.txt").write_text("mine")
     DemoRunner(folder, {"steps": 4}, OUTPUT_NAMES, overwrite=True)
     assert sorted(path.name for path in folder.iterdir()) == [RECORD_FILE, "logs", "notes.txt"]
+
+
+def test_published_classifier_with_other_labels_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("topics", "published"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "topics" / "predictions.jsonl").write_text('{"prediction": "b"}\n' * 2)
+    (tmp_path / "topics" / "test.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    labels = ["b", "a", *["b"] * len(topic_classifier.NEW_SENTENCES)]
+    monkeypatch.setattr(topic_classifier, "classify_in_clean_process", lambda program, folder, texts: labels)
+    runner: Any = SimpleNamespace(folder=tmp_path, run=lambda *arguments, **options: None)
+    with pytest.raises(CtxError, match="predicts different labels"):
+        topic_classifier.show_publishing(DemoReport(1), runner)
+    assert "1 of 2 labels are equal" in capsys.readouterr().out
 
 
 def test_failed_stage_raises_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
