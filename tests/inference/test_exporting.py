@@ -1,6 +1,7 @@
 """Example batches, packages and full disks; `tests/test_export.py` tests exported models."""
 
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,27 @@ def test_packages_of_each_format(monkeypatch: pytest.MonkeyPatch) -> None:
     for format, file in (("torch", "a.pt2"), ("onnx", "a.onnx"), ("openvino", "a.xml")):
         exporting.check_export_file(file, format)
     assert packages == [("onnx", "onnxscript", "onnxruntime"), ("onnx", "onnxscript", "openvino")]
+
+
+def test_weights_replace_old_files_before_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted export leaves no model without its weights."""
+
+    def write(model: torch.nn.Module, batch: exporting.Batch, file: Path) -> exporting.Run:
+        for path in (file, Path(f"{file}.data")):
+            path.write_text("new")
+        return lambda batch: []
+
+    def replace(path: Path, target: Path) -> None:
+        if target.suffix == ".onnx":
+            raise KeyboardInterrupt
+        shutil.move(path, target)
+
+    monkeypatch.setattr(exporting, "require_packages", lambda *names, **_: None)
+    monkeypatch.setitem(exporting.WRITERS, "onnx", write)
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(KeyboardInterrupt):
+        export_model(Case(FAMILIES["bert"], "AutoModel").model(), [{}], tmp_path / "model.onnx", "onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx.data"]
 
 
 @pytest.mark.parametrize(
