@@ -370,7 +370,9 @@ class TestErrors:
             CtxElectraForPreTraining(CASE.config(**fields))
 
     def test_wider_generator_without_tied_weights(self) -> None:
-        assert CASE.model(generator_size=1.5, tie_generator="none")(**labeled_batch()).loss.isfinite()
+        model = CASE.model(generator_size=1.5, tie_generator="none")
+        assert model.generator.config.hidden_size == 1.5 * model.config.hidden_size
+        assert_nonzero_gradients(model, gradients(model, model(**labeled_batch()).loss))
 
     def _save(self, folder: Path, class_name: str, **fields: Any) -> Path:
         getattr(hf_ctxmodels, class_name)(CASE.config(**fields)).save_pretrained(folder / class_name)
