@@ -68,6 +68,7 @@ def finished_dir(folder: Path) -> Path:
     result = run_forked(*flags(folder, "finished"))
     assert result.returncode == 0, result.stderr
     (folder / "output.txt").write_text(result.stdout)
+    (folder / "status.txt").write_text(result.stderr)
     return folder / "finished"
 
 
@@ -97,6 +98,12 @@ def test_results_of_all_runs(finished_dir):
     costs = [json.loads(line) for line in (finished_dir / "costs.jsonl").read_text().splitlines()]
     seconds = [record["value"] for record in costs if record["metric"] == "seconds" and record["variant"] == "gpt2"]
     assert seconds[0] == 0 < seconds[1] < seconds[2]
+
+
+def test_status_lines_contain_the_steps_of_each_run(folder, finished_dir):
+    printed_steps = re.findall(r"([\d,]+) steps of pretraining", (folder / "status.txt").read_text())
+    steps = [TrainingSummary.load(run).steps for run in (finished_dir / "runs" / "words").iterdir()]
+    assert sorted(int(number.replace(",", "")) for number in printed_steps) == sorted(steps)
 
 
 def test_tables_and_report(finished_dir):
