@@ -24,6 +24,7 @@ from hf_ctxmodels.evaluation import (
     score_originality,
     score_tokens,
 )
+from hf_ctxmodels.evaluation.scoring import input_length
 from hf_ctxmodels.inference import score
 from hf_ctxmodels.registry import FAMILIES
 
@@ -198,6 +199,20 @@ def test_token_scores_sum_to_text_score(family: str, auto_name: str) -> None:
         for token in tokens:
             if token.position < len(text_ids):
                 assert token.predictions[token.rank - 1] == text_ids[token.position]
+
+
+@pytest.mark.parametrize(
+    ("family", "auto_name"),
+    [("bert", "AutoModelForMaskedLM"), ("gpt2", "AutoModelForCausalLM"), ("elmo", "AutoModelForPreTraining")],
+    ids=["bert", "gpt2", "elmo"],
+)
+def test_long_texts_print_no_warning_of_the_tokenizer(
+    family: str, auto_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, tokenizer = make_model(family, auto_name)
+    tokenizer.model_max_length = 3
+    assert input_length(model, tokenizer, TEXTS[2]) > 3
+    assert "longer than the specified maximum" not in caplog.text
 
 
 @pytest.mark.parametrize("is_masked", [True, False])
