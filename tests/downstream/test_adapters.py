@@ -4,7 +4,7 @@ import copy
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -158,6 +158,19 @@ def test_sublayer_adapters_match_formula() -> None:
         residual_sum = ResidualSum()
         slot.attach(residual_sum)
         assert_close(residual_sum(states, output, None if pre_norm else norm, 0), expected, str((overrides, pre_norm)))
+
+
+@pytest.mark.parametrize(("scaling", "size"), [("learned", 1), ("channel", 8)])
+@torch.no_grad()
+def test_learned_scaling(scaling: Literal["learned", "channel"], size: int) -> None:
+    """The factors are 1 before training."""
+    adapter, states = BottleneckAdapter(8, BottleneckConfig(reduction_factor=2, scaling=scaling), 0), torch.randn(5, 8)
+    adapter.adapter_up.weight.normal_()
+    output = adapter.adapter_up(adapter.adapter_down(states))
+    assert_close(adapter(states), output)
+    factors = torch.linspace(2, 3, size)
+    adapter.scaling.copy_(factors)
+    assert_close(adapter(states), output * factors)
 
 
 @as_subtests(LM_CASES)
