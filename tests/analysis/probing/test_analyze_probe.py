@@ -11,8 +11,15 @@ from commands import command_output, save, tiny_pair
 
 from hf_ctxmodels.analysis.probing import probing_run
 from hf_ctxmodels.analysis.probing.layer_scores import ProbingOptions
+from hf_ctxmodels.analysis.probing.layer_tables import probing_result
 from hf_ctxmodels.analysis.probing.probes import EdgeOptions, LinearOptions
-from hf_ctxmodels.analysis.probing.probing_run import ProbingData, ProbingRun, build_data, untrained_model
+from hf_ctxmodels.analysis.probing.probing_run import (
+    ProbingData,
+    ProbingRun,
+    TaskResult,
+    build_data,
+    untrained_model,
+)
 from hf_ctxmodels.analysis.probing.training import ProbeTraining
 from hf_ctxmodels.analysis.results import AnalysisResult
 from hf_ctxmodels.core.errors import CtxError
@@ -30,6 +37,26 @@ def texts(treebank_files: dict[str, str]) -> list[str]:
 @pytest.fixture(scope="module")
 def data(treebank_files: dict[str, str]) -> ProbingData:
     return build_data(["pos", "arc", "distance", "sentlen"], treebank_files, [0], train_sample=10)
+
+
+def test_score_table_of_two_seeds() -> None:
+    """The control task is at the layer with the best mean score; the best untrained layer may be another one."""
+    layers = {0: {"score": [0.4, 0.8], "control": [0.5, 0.5]}, 1: {"score": [0.7, 0.7], "control": [0.1, 0.3]}}
+    untrained = {"pos": TaskResult({0: {"score": [0.3, 0.5]}, 1: {"score": [0.2, 0.2]}})}
+    result = probing_result(
+        "bert", {}, {"pos": TaskResult(layers)}, untrained, {"pos": {"majority": 0.25}}, name="probe",
+        metrics={"pos": "accuracy"},
+    )  # fmt: skip
+    table = result.tables[0]
+    assert table.columns == ["pos (accuracy)"]
+    assert dict(zip(table.rows, [row[0] for row in table.cells])) == {
+        "layer 0": pytest.approx(0.6),
+        "layer 1": pytest.approx(0.7),
+        "control task, best layer": "0.200",
+        "untrained, best layer": "0.400",
+        "most frequent label": "0.250",
+    }
+    assert table.spreads[:2] == [[pytest.approx(0.08**0.5)], [pytest.approx(0)]]
 
 
 @pytest.mark.fast_families("bert", "gpt2", "elmo")
