@@ -305,6 +305,13 @@ def test_dry_run_lists_the_files(saved_model: Path, monkeypatch, capsys) -> None
     assert "nothing was pushed" in output
 
 
+def test_output_dir_holds_the_published_files(saved_model: Path, tmp_path: Path) -> None:
+    assert run_command("push", "--model", saved_model, "--repo_id", REPO, "--output_dir", tmp_path / "files") == 0
+    for name, content in repository_files(saved_model, REPO).items():
+        expected = content if isinstance(content, bytes) else Path(content).read_bytes()
+        assert (tmp_path / "files" / name).read_bytes() == expected, name
+
+
 def test_checkpoints_and_training_arguments_are_not_published(directory: Path) -> None:
     write_pickle(directory, "training_args.bin")
     (directory / "checkpoint-10").mkdir()
