@@ -15,6 +15,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.tasks.languages import set_language
+from hf_ctxmodels.training.model_loading import check_sources
 
 
 @dataclass
@@ -39,6 +40,7 @@ class WordAnalysisArguments(OutputArguments):
     ) -> Iterator[tuple[str, WordEncoder]]:
         """Load the models one by one; returns their short names and encoders. With `untrained`, each is followed by a
         model of the same configuration with initial weights. `languages` are the languages of the models' inputs."""
+        check_sources(self.model)
         for index, (name, source) in enumerate(zip(short_names(self.model), self.model)):
             model, tokenizer = load_model_and_tokenizer(source, "AutoModel")
             placement.place_for_inference(model)

@@ -35,6 +35,7 @@ from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.downstream.tasks import SequenceClassification, TaskArguments
 from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceExample
 from hf_ctxmodels.inference import Predictor
+from hf_ctxmodels.training.model_loading import check_sources
 
 SHOWN_FAILURES = 3
 
@@ -69,6 +70,7 @@ def main() -> None:
         essential=("model", "suite", "output_dir"),
     )
     arguments.check_output("behavior")
+    check_sources(arguments.model)
     aliases = dict(text.split("=", 1) for text in arguments.label_names)
     suite = read_suite(find_packaged(arguments.suite, "behavior", "suite", "--suite")).with_labels(aliases)
     texts = _read_texts(arguments, task_arguments, suite)

@@ -17,6 +17,7 @@ from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.evaluation.scoring import LikelihoodKind, likelihood_kind, load_language_model
+from hf_ctxmodels.training.model_loading import check_sources
 
 
 @dataclass
@@ -44,6 +45,7 @@ def main() -> None:
         ComparisonArguments, DeviceArguments, description=__doc__, essential=("model", "text", "output_dir")
     )
     arguments.check_output("compare")
+    check_sources(arguments.model)
     lines = iterate_sentences(arguments.text, "text")
     texts = [line for line, _ in zip(lines, range(arguments.max_texts)) if line.strip()]
     if not texts:

@@ -51,7 +51,7 @@ from hf_ctxmodels.downstream.tasks import QuestionAnswering, SequenceClassificat
 from hf_ctxmodels.downstream.tasks.base import default_max_length
 from hf_ctxmodels.evaluation.scoring import saved_language_model_class
 from hf_ctxmodels.inference import Predictor
-from hf_ctxmodels.training.model_loading import load_config
+from hf_ctxmodels.training.model_loading import check_sources, load_config
 
 TASK_ARGUMENTS = ("text_columns", "label_column", "doc_stride", "max_answer_length")
 
@@ -126,6 +126,7 @@ def open_attacks(
     arguments: TriggerArguments, task_arguments: TaskArguments, options: TriggerOptions, placement: DeviceArguments
 ) -> list[Attack]:
     """An attack of the same kind on each model."""
+    check_sources([*arguments.model, *arguments.transfer_to])
     attacks: list[Attack] = []
     for source in (*arguments.model, *arguments.transfer_to):
         config, max_length = load_config(source), arguments.max_length

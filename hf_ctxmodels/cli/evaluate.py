@@ -51,7 +51,7 @@ from hf_ctxmodels.evaluation.scoring import load_language_model
 from hf_ctxmodels.evaluation.sentence_tests import read_labeled_splits, read_rated_splits, read_test_pairs
 from hf_ctxmodels.inference import Predictor, score, score_ensemble
 from hf_ctxmodels.layers.pooling import Pooling
-from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
+from hf_ctxmodels.training.model_loading import check_sources, load_config, load_model, load_tokenizer
 
 
 @dataclass
@@ -423,6 +423,7 @@ def forgetting() -> None:
     if arguments.output_file is not None:
         inputs = document_files(arguments.text)
         check_output_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite, inputs=inputs)
+    check_sources([arguments.pretrained, arguments.finetuned])
     evaluation = arguments.open(arguments.pretrained, placement)
     results = measure_forgetting(evaluation, arguments.finetuned, arguments.batch_size)
     if arguments.output_file is not None:
@@ -459,6 +460,7 @@ def ensemble() -> None:
     arguments, task_arguments, placement = parse_arguments(
         EnsembleArguments, task_section, DeviceArguments, description=getdoc(ensemble)
     )
+    check_sources(arguments.models)
     examples = SequenceClassification(task_arguments).read(arguments.validation_file, "validation")
     classifiers = [
         Predictor.open(source, task_arguments, task=SequenceClassification.name, max_length=arguments.max_length)

@@ -17,6 +17,7 @@ from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError, require_packages
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
+from hf_ctxmodels.training.model_loading import check_sources
 
 HOST = "127.0.0.1"
 
@@ -48,6 +49,7 @@ def main() -> None:
     from hf_ctxmodels.analysis.explorer.explored_model import ExploredModel
     from hf_ctxmodels.analysis.explorer.server import create_app
 
+    check_sources(arguments.model)
     with _bind(arguments.port) as server_socket:
         sentences = read_sentences(arguments.corpus)[: arguments.max_sentences] if arguments.corpus else []
         models = []

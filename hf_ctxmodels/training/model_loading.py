@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -68,6 +68,12 @@ def check_source(source: str | Path, names: Sequence[str] = ()) -> None:
         hint=f"use {checkpoints[-1]}, or run the command of the run again with --resume to continue it, or with "
         "--resume finish to end it there.",
     )
+
+
+def check_sources(sources: Iterable[str | Path]) -> None:
+    """Raise CtxError as `check_source`; to be called before the first of several models is loaded."""
+    for source in sources:
+        check_source(source)
 
 
 def load_config(

@@ -217,6 +217,10 @@ def test_all_families(family: str) -> None:
 
 def test_explore_command_errors(folder: Path) -> None:
     assert "There is no such directory" in command_output("explore", "--model", folder / "x", "--port", 0, fails=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ExploredModel, "open", None)  # no model is loaded before all paths are checked
+        models = (folder / "bert", folder / "x")
+        assert "There is no such directory" in command_output("explore", "--model", *models, "--port", 0, fails=True)
     error = command_output("explore", "--model", "a", "b", "c", "--port", 0, fails=True)
     assert "3 models" in error
     assert "port=70000 is out of range" in command_output("explore", model=folder / "bert", port=70000, fails=True)

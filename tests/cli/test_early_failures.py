@@ -128,6 +128,27 @@ def test_invalid_command_fails_without_hub_request(workspace, command, message, 
     assert not (workspace / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "analyze behavior --suite sentiment --output_dir out --model",
+        "analyze compare --text text.txt --output_dir out --model",
+        "analyze similarity --text text.txt --output_dir out --model",
+        "analyze triggers --validation_file rows.jsonl --output_dir out --transfer_to runs/abd --model",
+        "evaluate ensemble --validation_file rows.jsonl --models",
+        "evaluate forgetting --text text.txt --finetuned runs/abd --pretrained",
+    ],
+)
+def test_all_paths_are_checked_before_the_first_model_is_loaded(workspace, command, monkeypatch):
+    def fail_on_load(source, *args, **kwargs):
+        raise AssertionError(f"{source} is loaded")
+
+    monkeypatch.chdir(workspace)
+    monkeypatch.setattr(AutoConfig, "from_pretrained", fail_on_load)
+    models = ["runs/abc"] if "runs/abd" in command else ["runs/abc", "runs/abd"]
+    assert HINT in command_output(*command.split(), *models, fails=True)
+
+
 def test_missing_dataset_raises_before_model_creation(workspace, monkeypatch):
     monkeypatch.chdir(workspace)
     monkeypatch.setattr("hf_ctxmodels.training.pretraining.make_model", lambda *args: pytest.fail("model is created"))
