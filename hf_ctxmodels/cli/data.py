@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from inspect import getdoc
-from pathlib import Path
 from typing import Any, Literal
 
 from transformers import AutoModel
@@ -19,7 +18,12 @@ from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, parse_choices
-from hf_ctxmodels.core.output_files import check_output_directory, check_output_file, write_text_file
+from hf_ctxmodels.core.output_files import (
+    check_output_directory,
+    check_output_file,
+    replacing_files,
+    write_text_file,
+)
 from hf_ctxmodels.data.cleaning import check_text_suffix, write_documents
 from hf_ctxmodels.data.document_sources import document_files, load_documents
 from hf_ctxmodels.data.phrase_mining import extract_entities, find_phrases, join_phrases, score_phrases
@@ -93,12 +97,13 @@ def pairs() -> None:
             location=" ".join(arguments.dataset),
             hint="use more data or other length limits: --min_source_words, --max_target_words, ...",
         )
-    for split, split_pairs in zip(splits, (training, validation)):
-        sources, targets = zip(*split_pairs, strict=True)
-        table = [json.dumps({"source": pair[0], "target": pair[1]}, ensure_ascii=False) for pair in split_pairs]
-        for suffix, lines in zip(suffixes, (table, sources, targets)):
-            file = Path(arguments.output_dir) / f"{split}{suffix}"
-            write_text_file(file, "".join(f"{line}\n" for line in lines))
+    with replacing_files(arguments.output_dir) as folder:
+        for split, split_pairs in zip(splits, (training, validation)):
+            sources, targets = zip(*split_pairs, strict=True)
+            table = [json.dumps({"source": pair[0], "target": pair[1]}, ensure_ascii=False) for pair in split_pairs]
+            for suffix, lines in zip(suffixes, (table, sources, targets)):
+                text = "".join(f"{line}\n" for line in lines)
+                (folder / f"{split}{suffix}").write_text(text, encoding="utf-8")
     print(f"{len(training)} pairs for training and {len(validation)} for validation in {arguments.output_dir}")
     for name, text in zip(("source", "target"), validation[0], strict=True):
         print(f"{name}: {text[:200]}")

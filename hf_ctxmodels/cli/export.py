@@ -1,8 +1,8 @@
 """Subcommands of `hf-ctxmodels export`."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import getdoc
 from pathlib import Path
 from typing import Any, Literal
@@ -33,9 +33,10 @@ from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.core.output_files import (
     MODEL_FILES,
     TOKENIZER_FILES,
+    WEIGHT_SHARDS,
     check_output_directory,
     check_output_file,
-    wrap_write_errors,
+    replacing_files,
 )
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import has_saved_adapters, load_saved_model
@@ -171,8 +172,8 @@ def int8() -> None:
     activations: Any = next(name for name, scales in SCALES.items() if isinstance(arguments.activations, scales))
     config = CtxInt8Config(activations=activations, embeddings=arguments.embeddings, skip=arguments.skip)
     quantize_model(model, config, _calibrate(model, arguments))
-    _save_with_tokenizer(model, model.save_pretrained, arguments.model, arguments.output_dir)
-    _save_summary(model, arguments.model, arguments.output_dir)
+    save_model = partial(_save_compressed, model, arguments.model)
+    _save_with_tokenizer(model, save_model, arguments.model, arguments.output_dir)
     after = model.get_memory_footprint()
     print(f"{len(config.modules or ())} modules have weights of 8 bits")
     print(f"weights: {before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB now ({before / after:.2f} times smaller)")
@@ -283,8 +284,8 @@ def low_rank() -> None:
         skip=arguments.skip,
         moments=moments,
     )
-    _save_with_tokenizer(model, model.save_pretrained, arguments.model, arguments.output_dir)
-    _save_summary(model, arguments.model, arguments.output_dir)
+    save_model = partial(_save_compressed, model, arguments.model)
+    _save_with_tokenizer(model, save_model, arguments.model, arguments.output_dir)
     print("\n".join(_result_lines(results)))
     after = model.num_parameters()
     print(f"parameters: {before:,} before, {after:,} now ({before / after:.2f} times fewer)")
@@ -318,22 +319,21 @@ def _save_with_tokenizer(
 ) -> None:
     """Save a model by `save_model`, and the tokenizer of `source`, if it has one, with at most the model's input
     length; files of a previous model are replaced."""
-    with wrap_write_errors(output_dir):
-        shutil.rmtree(Path(output_dir) / ADAPTERS_FOLDER, ignore_errors=True)
-        for name in (MANIFEST_FILE, SUMMARY_FILE):  # they describe the previous weights
-            (Path(output_dir) / name).unlink(missing_ok=True)
-        save_model(output_dir)
+    previous = (*MODEL_FILES, WEIGHT_SHARDS, *TOKENIZER_FILES, ADAPTERS_FOLDER, MANIFEST_FILE, SUMMARY_FILE)
+    with replacing_files(output_dir, previous) as folder:
+        save_model(str(folder))
         try:
             tokenizer = load_tokenizer(source)
             limit_tokenizer_length(tokenizer, model.config)
-            tokenizer.save_pretrained(output_dir)
+            tokenizer.save_pretrained(folder)
         except CtxError as error:
             print_status(f"The tokenizer is not saved: {error.message}")
 
 
-def _save_summary(model: PreTrainedModel, source: str, output_dir: str) -> None:
-    """Save the summary of the fine-tuning of `source`, with the task and the length that `predict` reads, but without
-    the results, which are those of the original weights."""
+def _save_compressed(model: PreTrainedModel, source: str, output_dir: str) -> None:
+    """Save a model, and the summary of the fine-tuning of `source`, with the task and the length that `predict` reads,
+    but without the results, which are those of the original weights."""
+    model.save_pretrained(output_dir)
     summary = finetuning_summary(source)
     if summary is not None:
         replace(summary, parameters=model.num_parameters(), metrics={}, warnings=[]).save(output_dir)

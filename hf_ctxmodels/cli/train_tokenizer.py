@@ -19,7 +19,7 @@ from hf_ctxmodels.core.console import format_count, format_next_commands, print_
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, check_range, field_default, flag
 from hf_ctxmodels.core.generation import split_language_tag
-from hf_ctxmodels.core.output_files import TOKENIZER_FILES, check_output_directory
+from hf_ctxmodels.core.output_files import TOKENIZER_FILES, check_output_directory, replacing_files
 from hf_ctxmodels.data.document_sources import DataArguments
 from hf_ctxmodels.data.documents import (
     Documents,
@@ -143,7 +143,8 @@ def main() -> None:
 
     print_status(f"training a vocabulary of {arguments.vocab_size:,} tokens from {', '.join(data.dataset)}")
     tokenizer = tokenizer_class.train(Texts(), arguments.vocab_size, **options)
-    tokenizer.save_pretrained(arguments.output_dir)
+    with replacing_files(arguments.output_dir, TOKENIZER_FILES) as folder:
+        tokenizer.save_pretrained(folder)
 
     print(f"{tokenizer_class.__name__} saved in {arguments.output_dir}")
     print(f"  vocabulary       {len(tokenizer)} tokens ({arguments.vocab_size} requested)")

@@ -12,7 +12,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
-from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory, wrap_write_errors
+from hf_ctxmodels.core.output_files import (
+    MODEL_FILES,
+    TOKENIZER_FILES,
+    WEIGHT_SHARDS,
+    check_output_directory,
+    replacing_files,
+)
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.tokenizers.base import limit_tokenizer_length, record_tokenizer_digest
 from hf_ctxmodels.tokenizers.bpe import END_OF_WORD
@@ -118,9 +124,9 @@ class Conversion:
         model's maximum length."""
         record_tokenizer_digest(model.config, tokenizer)
         limit_tokenizer_length(tokenizer, model.config)
-        with wrap_write_errors(self.output):
-            model.save_pretrained(self.output)
-            tokenizer.save_pretrained(self.output)
+        with replacing_files(self.output, (*MODEL_FILES, WEIGHT_SHARDS, *TOKENIZER_FILES)) as folder:
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
 
     def run(self) -> None:
         """Convert, save, and print a summary.

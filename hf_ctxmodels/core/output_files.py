@@ -19,6 +19,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.paths import is_url, local_path
 
 MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json")
+WEIGHT_SHARDS = "model-?????-of-?????.safetensors"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -172,6 +173,34 @@ def replacing(file: str | Path) -> Iterator[Path]:
 
 
 def write_text_file(file: str | Path, text: str) -> None:
+@contextmanager
+def replacing_files(directory: str | Path, previous: Iterable[str] = ()) -> Iterator[Path]:
+    """Yield a temporary folder in a directory, which is created, and move its files to the directory afterwards.
+
+    The directory is unchanged if writing fails; raises CtxError in this case, and for a URL. `config.json` is moved
+    last: a directory whose files are moved in part is no model.
+
+    Args:
+        previous: Names, or patterns of names, of files and folders of a previous model, which are removed before.
+    """
+    require_local(directory)
+    directory = Path(directory)
+    temporary = directory / f".model.{uuid.uuid4().hex}.writing"
+    with wrap_write_errors(directory):
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            for path in [path for name in previous for path in directory.glob(name)]:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            files = [path for path in temporary.rglob("*") if path.is_file()]
+            for path in sorted(files, key=lambda path: path.name == MODEL_FILES[0]):
+                target = directory / path.relative_to(temporary)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
     """Write a text file atomically, and its folders; raises CtxError if writing fails."""
     with replacing(file) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -14,7 +14,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from hf_ctxmodels.core.adapter_support import suppress_adapter_notice
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
-from hf_ctxmodels.core.output_files import check_output_directory, wrap_write_errors
+from hf_ctxmodels.core.output_files import check_output_directory, replacing_files
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import add_saved_adapters
 from hf_ctxmodels.downstream.adapters.adapter_files import saved_adapter_files
 from hf_ctxmodels.downstream.networks.modeling import saved_tokenizer_files
@@ -50,15 +50,13 @@ def describe_files(files: Mapping[str, str | bytes]) -> str:
 def write_files(files: Mapping[str, str | bytes], output_dir: str, model: str, *, overwrite: bool = False) -> None:
     """Write `repository_files` of a model to a directory; raises CtxError as `check_output_directory`."""
     check_output_directory(output_dir, files, flag="--output_dir", overwrite=overwrite, model=model)
-    directory = Path(output_dir)
-    with wrap_write_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
+    with replacing_files(output_dir) as folder:
         for name, content in files.items():
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             if isinstance(content, bytes):
-                (directory / name).write_bytes(content)
+                (folder / name).write_bytes(content)
             else:
-                shutil.copyfile(content, directory / name)
+                shutil.copyfile(content, folder / name)
 
 
 def check_repo_id(repo_id: str) -> None:

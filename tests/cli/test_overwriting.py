@@ -1,13 +1,17 @@
 """Commands replace existing files only with --overwrite, and never their inputs."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from commands import run_command, run_file
+from commands import run_command, run_file, save, tiny_pair
+
+from hf_ctxmodels.tokenizers.base import CtxTokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTENT = "mine"
 FILE_FLAGS = "--train_file {} --validation_file b --output_dir o"
+TEXTS = ["the film was a joy from start to end", "nobody left early"]
 
 
 def run(script: str, flags: str) -> int:
@@ -98,3 +102,41 @@ def test_files_of_patterns_and_directories_are_never_overwritten(script, flags, 
     assert run(script, flags) == 2
     assert "one of the input files" in capsys.readouterr().err
     assert (tmp_path / "text.txt").read_text() == CONTENT
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "convert word-vectors --input_format glove --family glove --input {folder}/vectors.txt --output {out}",
+        "data tokenizer --family bert --dataset {folder}/text.txt --vocab_size 60 --output_dir {out}",
+        "export int8 --model {folder}/model --output_dir {out}",
+        "export transformers --model {folder}/model --output_dir {out}",
+    ],
+)
+def test_interrupted_save_keeps_the_previous_files(command, tmp_path, monkeypatch, capsys) -> None:
+    save(tmp_path / "model", *tiny_pair("bert", "AutoModelForSequenceClassification", TEXTS))
+    (tmp_path / "text.txt").write_text("\n".join(TEXTS * 20))
+    (tmp_path / "vectors.txt").write_text("a 1 2\nb 3 4\n")
+    out = tmp_path / "out"
+    (out / "adapters" / "polarity").mkdir(parents=True)
+    names = ("adapters/polarity/adapter.safetensors", "config.json", "model.safetensors", "tokenizer.json")
+    shard = "model-00001-of-00002.safetensors"
+    previous = {out / name: f"{CONTENT} {name}" for name in (*names, "training_summary.json", shard)}
+    for file, content in previous.items():
+        file.write_text(content)
+    save_pretrained = CtxTokenizer.save_pretrained
+
+    def interrupt(self: Any, *arguments: Any) -> None:
+        save_pretrained(self, *arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CtxTokenizer, "save_pretrained", interrupt)
+    assert run(f"{command.format(folder=tmp_path, out=out)} --overwrite", "") == 130
+    assert "Traceback" not in capsys.readouterr().err
+    assert {path: path.read_text() for path in out.rglob("*") if path.is_file()} == previous
+    assert len([*out.iterdir()]) == len(previous)
+    monkeypatch.undo()
+    assert run(f"{command.format(folder=tmp_path, out=out)} --overwrite", "") == 0
+    assert not [path for path in out.rglob("*") if "writing" in path.name]
+    assert (out / "tokenizer.json").read_text() != previous[out / "tokenizer.json"]
+    assert (out / shard).exists() == ("data tokenizer" in command)

@@ -21,7 +21,7 @@ from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag, flat_options, parse_choices
 from hf_ctxmodels.core.model import inspection_mode
-from hf_ctxmodels.core.output_files import wrap_write_errors
+from hf_ctxmodels.core.output_files import replacing_files
 from hf_ctxmodels.training.model_loading import prepare_for_training
 from hf_ctxmodels.training.training_step import EpochIndexed
 
@@ -93,9 +93,9 @@ class LowBitsArguments:
         if self.quantize is None or not accelerator.is_main_process:
             return
         folder = Path(output_dir) / PACKED_FOLDER
-        with wrap_write_errors(folder):
-            pack_model(model.cpu()).save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
+        with replacing_files(folder) as temporary:
+            pack_model(model.cpu()).save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
         sizes = [sum(path.stat().st_size for path in root.glob("*.safetensors")) for root in (Path(output_dir), folder)]
         print_status(f"{folder}: {sizes[1] / 1e6:,.1f} MB, in float32 {sizes[0] / 1e6:,.1f} MB")
 
