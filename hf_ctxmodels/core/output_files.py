@@ -78,7 +78,7 @@ def check_output_directory(
             location=f"{flag} {directory}",
             hint="choose another directory.",
         )
-    existing = [name for name in names if (directory / name).exists()]
+    existing = [name for name in names if os.path.lexists(directory / name)]
     if existing and not overwrite:
         raise CtxError(
             f"The directory already holds {', '.join(existing)}.",
@@ -90,18 +90,19 @@ def check_output_directory(
 def check_output_file(
     file: str | Path, *, flag: str, overwrite: bool, inputs: Iterable[str | Path | None] = ()
 ) -> None:
-    """Raise CtxError if an output file is a URL, exists, unless `overwrite`, is a directory, is one of the input files
-    (paths or URLs), or cannot be written."""
+    """Raise CtxError if an output file is a URL, exists, unless `overwrite`, is a directory or a device, is one of the
+    input files (paths or URLs), or cannot be written. A link exists even if its target does not."""
     require_local(file, flag)
     file = Path(file)
-    require_writable(file.absolute().parent, flag)
-    if not file.exists():
+    require_writable(Path(os.path.realpath(file)).parent, flag)
+    if not os.path.lexists(file):
         return
     location = f"{flag} {file}"
-    if file.is_dir():
-        raise CtxError("The output file is a directory.", location=location, hint="choose a file name.")
+    if file.exists() and not file.is_file():
+        kind = "a directory" if file.is_dir() else "a device or a pipe"
+        raise CtxError(f"The output file is {kind}.", location=location, hint="choose a file name.")
     paths = [Path(local_path(source)) for source in inputs if source is not None]
-    if any(path.exists() and file.samefile(path) for path in paths):
+    if file.exists() and any(path.exists() and file.samefile(path) for path in paths):
         raise CtxError(
             "The output file is one of the input files.",
             location=location,
@@ -157,11 +158,11 @@ def wrap_write_errors(
 def replacing(file: str | Path) -> Iterator[Path]:
     """Yield a temporary path in the folder of a file, which is created, and rename it to the file afterwards.
 
-    The path is unique: several processes, also of different machines, may write the same file. It is removed if writing
-    fails; raises CtxError in this case, and for a URL.
+    A link remains, and its target is replaced. The path is unique: several processes, also of different machines, may
+    write the same file. It is removed if writing fails; raises CtxError in this case, and for a URL.
     """
     require_local(file)
-    path = Path(file)
+    path = Path(os.path.realpath(file))
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.writing")
     with wrap_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +173,6 @@ def replacing(file: str | Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def write_text_file(file: str | Path, text: str) -> None:
 @contextmanager
 def replacing_files(directory: str | Path, previous: Iterable[str] = ()) -> Iterator[Path]:
     """Yield a temporary folder in a directory, which is created, and move its files to the directory afterwards.
@@ -201,6 +201,7 @@ def replacing_files(directory: str | Path, previous: Iterable[str] = ()) -> Iter
             shutil.rmtree(temporary, ignore_errors=True)
 
 
+def write_text_file(file: str | Path, text: str) -> None:
     """Write a text file atomically, and its folders; raises CtxError if writing fails."""
     with replacing(file) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -1,5 +1,6 @@
 """Commands replace existing files only with --overwrite, and never their inputs."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from hf_ctxmodels.tokenizers.base import CtxTokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTENT = "mine"
-FILE_FLAGS = "--train_file {} --validation_file b --output_dir o"
 TEXTS = ["the film was a joy from start to end", "nobody left early"]
+FILE_FLAGS = "--train_file {} --validation_file b --output_dir o"
 
 
 def run(script: str, flags: str) -> int:
@@ -84,6 +85,27 @@ def test_input_files_are_never_overwritten(script, flags, tmp_path, capsys) -> N
     assert run(script, flags) == 2
     assert "one of the input files" in capsys.readouterr().err
     assert file.read_text() == CONTENT
+
+
+def test_links_are_kept_and_their_targets_replaced(tmp_path, capsys) -> None:
+    (tmp_path / "names.txt").write_text("New York\n")
+    file, link = tmp_path / "file.txt", tmp_path / "link.txt"
+    link.symlink_to(file)
+    for overwrite, code in (([], 2), (["--overwrite"], 0)) * 2:  # a link to no file, and to a file
+        content = file.read_text() if file.exists() else None
+        flags = ("--gazetteers", tmp_path / "names.txt", "--output", link, *overwrite)
+        assert run_command("data", "units", *flags) == code
+        assert ("The file exists" in capsys.readouterr().err) == (code == 2)
+        assert (file.read_text() if file.exists() else None) == ("New York\n" if code == 0 else content)
+        assert link.readlink() == file
+
+
+def test_devices_are_not_replaced(tmp_path, capsys) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert run_command("data", "units", "--gazetteers", "names.txt", "--output", pipe, "--overwrite") == 2
+    assert "The output file is a device or a pipe" in capsys.readouterr().err
+    assert pipe.is_fifo()
 
 
 @pytest.mark.parametrize("dataset", ["{folder}/*.txt", "{folder}", "file://{folder}/text.txt"])
