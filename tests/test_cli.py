@@ -1,5 +1,6 @@
 """The console command and the packaged recipes, in a clone and in a wheel."""
 
+import gc
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from commands import run_command
 import hf_ctxmodels_cli as cli
 from hf_ctxmodels.cli import finetune
 from hf_ctxmodels.core.command_line import join_repeated, parse_arguments
+from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.torch_environment import configure_torch
 from hf_ctxmodels.registry import get_family
@@ -88,6 +90,16 @@ cli.main()
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (result.returncode, result.stderr) == (130, "\nInterrupted.\n")
+
+
+def test_second_interruption_has_no_traceback(monkeypatch, capsys):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gc, "collect", interrupt)
+    with pytest.raises(SystemExit, match="130"):
+        run_script(interrupt)
+    assert capsys.readouterr().err == "\nInterrupted.\n"
 
 
 def test_package_import_is_lazy(process_without_package):

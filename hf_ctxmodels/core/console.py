@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import suppress
 from typing import NoReturn, TypeVar
 
 from tqdm import tqdm
@@ -109,7 +110,8 @@ def run_script(main: Callable[[], object]) -> NoReturn:
         else:
             print(f"\n{type(user_error).__name__}: {user_error}", file=sys.stderr, flush=True)
             code = user_error.exit_code
-    gc.collect()  # the traceback may refer to a data loader, whose workers would delay the exit
+    with suppress(KeyboardInterrupt):  # a second one, or after the end
+        gc.collect()  # the traceback may refer to a data loader, whose workers would delay the exit
     sys.exit(code)
 
 
