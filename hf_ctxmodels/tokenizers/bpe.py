@@ -101,6 +101,8 @@ class BPETokenizer(CtxTokenizer):
         check_special_tokens(table, cls.SPECIAL_TOKENS_ATTRIBUTES, kwargs, file, tags)
         hint = "copy vocab.json and merges.txt (or tokenizer.json) of the same tokenizer."
         with wrap_errors("The merges do not belong to the vocabulary", location=file, hint=hint):
+            if missing := [token for pair in pairs if (token := "".join(pair)) not in table]:
+                raise ValueError(f"it has no token {missing[0]!r}")  # the library may panic, see PyO3
             return BPE(table, pairs, fuse_unk=False, unk_token=str(kwargs["unk_token"]), **options)
 
 

@@ -7,7 +7,7 @@ import pytest
 from tokenizer_texts import EDGE_CASE_TEXTS, TEXTS, assert_same_encodings, write_bpe_files
 from transformers import AutoTokenizer, OpenAIGPTTokenizer
 
-from hf_ctxmodels import CtxGptTokenizer
+from hf_ctxmodels import CtxError, CtxGptTokenizer
 
 EDGE_CASE_TEXTS = [*EDGE_CASE_TEXTS, "</w> <unk> a</w> _start_ unk"]
 
@@ -37,6 +37,15 @@ def test_ids_equal_transformers(tokenizers):
 def test_ids_of_trained_tokens():
     """Special tokens, then every character within and at the end of a word."""
     assert CtxGptTokenizer.train(["ab"], 10).convert_ids_to_tokens(range(5)) == ["<unk>", "</s>", "a", "b", "a</w>"]
+
+
+def test_merges_of_tokens_outside_the_vocabulary_raise():
+    """Also if the merged token is longer than all others, for which the library panics."""
+    vocab = {token: number for number, token in enumerate(["<unk>", "a", "b</w>", "ab</w>"])}
+    CtxGptTokenizer(vocab=vocab, merges=[("a", "b</w>")])
+    for merge in (("a", "ab</w>"), ("a", "c</w>")):
+        with pytest.raises(CtxError, match="do not belong to the vocabulary"):
+            CtxGptTokenizer(vocab=vocab, merges=[merge])
 
 
 def test_prepare_for_tasks(tmp_path):
