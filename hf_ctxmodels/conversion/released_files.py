@@ -49,13 +49,16 @@ def read_tensors(file: str | Path, entry: str | None = None) -> dict[str, Tensor
 
 
 def read_codes(file: str | Path) -> list[tuple[str, str]]:
-    """Read the merges of fastBPE or subword-nmt; raises CtxError unless each line is two subwords and maybe a count."""
+    """Read the merges of fastBPE or subword-nmt; raises CtxError unless each line is two subwords and maybe a count, or
+    if there is no line."""
     merges = []
     for number, line in enumerate(read_lines(file), start=1):
         fields = line.split()
         if len(fields) not in (2, 3):
             raise CtxError(f"Not two subwords and a count: {line.strip()!r}.", location=f"{file}, line {number}")
         merges.append((fields[0], fields[1]))
+    if not merges:
+        raise CtxError("The file of BPE codes is empty.", location=str(file), hint="copy it again from its source.")
     return merges
 
 
@@ -132,10 +135,15 @@ class Conversion:
         """Convert, save, and print a summary.
 
         Raises:
-            CtxError: The output contains a model, or the model and its tokenizer have different vocabulary sizes.
+            CtxError: The output contains a model, the files cannot be converted, or the model and its tokenizer have
+                different vocabulary sizes.
         """
         self.check_output()
-        model, tokenizer, source = self.convert()
+        inputs = {name: value for name, value in vars(self).items() if name != "output" and isinstance(value, str)}
+        location = " ".join(f"--{name} {value}" for name, value in inputs.items())
+        hint = "use the files of one released model, and copy damaged files again."
+        with wrap_errors("The files cannot be converted", location=location, hint=hint):
+            model, tokenizer, source = self.convert()
         if len(tokenizer) != model.config.vocab_size:
             raise CtxError(
                 f"{len(tokenizer)} tokens for {model.config.vocab_size} embeddings.",

@@ -55,10 +55,12 @@ def require_packages(*names: str, extra: str, location: str) -> None:
 
 
 def describe_error(error: BaseException) -> str:
-    """First line of an error's message, preceded by the class name unless the class adds no information."""
+    """First line of an error's message, and the second one after a colon, preceded by the class name unless the class
+    adds no information."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    message = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
+    message = " ".join(lines[: 1 + lines[0].endswith(":")]).rstrip(".")
     is_generic = isinstance(error, ValueError | RuntimeError) and not isinstance(error, UnicodeError | RecursionError)
     is_generic = is_generic or type(error) is Exception  # of libraries in Rust
     if message and is_generic:

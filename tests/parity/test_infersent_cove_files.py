@@ -119,6 +119,19 @@ def test_convert_infersent_command(
     assert tokenizer.convert_ids_to_tokens(pair.input_ids)[:2] == first_tokens
 
 
+def test_weights_of_different_shapes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    _, weights = release_weights(CtxCoveModel, 6, 4)
+    write_vectors(WORDS, tmp_path / "glove.txt")
+    flags = {"weights": tmp_path / "weights.pth", "vectors": tmp_path / "glove.txt", "output": tmp_path / "out"}
+    for value in (weights["rnn.bias_ih_l0"][1:], weights["rnn.bias_ih_l0"].to_sparse()):
+        torch.save(weights | {"rnn.bias_ih_l0": value}, tmp_path / "weights.pth")
+        assert run_command("convert", "cove", **flags) == 2
+        error = capsys.readouterr().err
+        assert "The files cannot be converted" in error
+        assert f"--weights {tmp_path}/weights.pth --vectors {tmp_path}/glove.txt" in error
+    assert not (tmp_path / "out").exists()
+
+
 def test_invalid_files_raise(tmp_path: Path) -> None:
     lstm, weights = release_weights(CtxCoveModel, 6, 4, 2)
     (tmp_path / "text.pth").write_text("no weights")

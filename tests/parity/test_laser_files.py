@@ -96,6 +96,9 @@ def test_invalid_files_raise(tmp_path: Path) -> None:
     (tmp_path / "codes").write_text("a b 3\nabc\n")
     with pytest.raises(CtxError, match=r"Not two subwords[\s\S]*line 2"):
         read_codes(tmp_path / "codes")
+    (tmp_path / "codes").write_text("")
+    with pytest.raises(CtxError, match="is empty"):
+        read_codes(tmp_path / "codes")
     dictionary = encoder["dictionary"]
     for invalid_dictionary, message in (
         ({"<s>": 0, "<pad>": 1, "<unk>": 2}, "lacks </s>"),

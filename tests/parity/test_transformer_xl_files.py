@@ -106,6 +106,10 @@ def test_invalid_files_raise(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     (tmp_path / "none.json").write_text("{}")
     assert run_command("convert", "transformer-xl", **flags | {"config": tmp_path / "none.json"}) == 2
     assert "d_model, n_head, cutoffs missing" in capsys.readouterr().err
+    for content, message in (("null", "'NoneType' is not iterable"), (config | {"cutoffs": "8"}, "field 'cutoffs'")):
+        (tmp_path / "none.json").write_text(content if isinstance(content, str) else json.dumps(content))
+        assert run_command("convert", "transformer-xl", **flags | {"config": tmp_path / "none.json"}) == 2
+        assert message in capsys.readouterr().err
     (tmp_path / "words.txt").write_text("\n".join(WORDS[:20]) + "\n")
     assert run_command("convert", "transformer-xl", **flags | {"vocabulary": tmp_path / "words.txt"}) == 2
     assert "has 20 words, the configuration 30" in capsys.readouterr().err
