@@ -235,6 +235,9 @@ def test_repeated_flag_of_recipe_raises(tmp_path):
     with pytest.raises(CtxError, match="'max_steps' occurs twice in a recipe, first in line 1") as error:
         parse_arguments(LoopArguments, argv=["--recipe", str(tmp_path / "a.yaml")])
     assert error.value.location == f"{tmp_path / 'a.yaml'}:3"
+    (tmp_path / "a.yaml").write_text("seed: 1\noptimizer:\n  adamw: {beta1: 0.8, beta1: 0.9}\n")
+    with pytest.raises(CtxError, match="'beta1' occurs twice in `optimizer` of a recipe, first in line 3"):
+        parse_arguments(LoopArguments, argv=["--recipe", str(tmp_path / "a.yaml")])
 
 
 def test_recipes_command_lists_all_recipes(capsys):

@@ -47,7 +47,7 @@ class YamlMapping:
                 location=f"{file}:{node.start_mark.line + 1}",
                 hint="write `key: value`.",
             )
-        self._file, self._lines = file, dict[str, int]()
+        self._file, self._description, self._lines = file, description, dict[str, int]()
         self.nodes: dict[str, yaml.Node] = {}
         for key_node, value_node in node.value:
             key, line = key_node.value, key_node.start_mark.line + 1
@@ -118,6 +118,19 @@ class YamlMapping:
 
     def _construct(self, loader: Any, key: str) -> Any:
         """The value of a key; raises CtxError for a value that cannot be read, such as `{{name}}` or an impossible
-        date."""
+        date, or has a key twice."""
         with wrap_errors(f"The value of {key} is not valid YAML", location=self.location(key), hint="quote it."):
+            self._check_repeated_keys(key)
             return loader.construct_object(self.nodes[key], deep=True)
+
+    def _check_repeated_keys(self, key: str) -> None:
+        """Raise CtxError if a mapping in the value of a key has a key twice."""
+        nodes, checked = [self.nodes[key]], set[int]()  # an alias may occur in its own value
+        while nodes:
+            node = nodes.pop()
+            if id(node) in checked or not isinstance(node, yaml.CollectionNode):
+                continue
+            checked.add(id(node))
+            nodes += [item[1] if isinstance(item, tuple) else item for item in node.value]
+            if isinstance(node, yaml.MappingNode) and all(isinstance(name, yaml.ScalarNode) for name, _ in node.value):
+                YamlMapping(self._file, node, f"`{key}` of {self._description}")

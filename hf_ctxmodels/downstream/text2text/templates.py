@@ -563,9 +563,8 @@ def parse_entry(task_entry: TaskEntry) -> TextTask:
         if (step := parse_number(values["round"])) is None:
             raise fail("round", "a number")
         values["round"] = step
-    for key in ("file", "labels", "train_filter"):
-        if isinstance(values.get(key), dict):
-            entry.mapping(key, f"`{key}` of the task {name}", SPLITS if key == "file" else ())  # no key twice
+    if isinstance(values.get("file"), dict):
+        entry.mapping("file", f"`file` of the task {name}", SPLITS)
     for key in ("file", "train_filter"):
         if key in values and not isinstance(values[key], dict):
             raise fail(key, "a mapping such as {train: FILE, validation: FILE}" if key == "file" else "a mapping")
