@@ -293,6 +293,10 @@ def _read_variants(root: YamlMapping, path: Path) -> tuple[list[Variant], dict[s
     for key, value in (("pretraining", shared), ("variants", entries)):
         if not isinstance(value, dict):
             raise CtxError(f"{key} is not a mapping.", location=root.location(key), hint="write `name: value` lines.")
+    if isinstance(names, list) and not all(isinstance(name, str) for name in names):
+        raise CtxError(
+            f"Expected a list of families, got {names}.", location=root.location("families"), hint="write [bert, gpt2]."
+        )
     if names == "all":
         names = [name for name in FAMILIES if name not in entries]
         reasons = {name: exclusion_reason(FAMILIES[name]) for name in names}

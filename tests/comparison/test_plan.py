@@ -57,9 +57,10 @@ def test_runs_are_ordered_by_seed(folder):
     ("old", "new", "message"),
     [
         ("families: [bert, glove]", "families: [bart, berta]", "Unknown family 'berta'.*did you mean bert"),
+        ("families: [bert, glove]", "families: [[bert, glove]]", "Expected a list of families"),
         ("objective: mlm", "objective: clm", "no objective 'clm'"),
-        ("family: bert, objective: mlm", "family: mass, objective: masked-translation", "needs translations"),
         ("  bert-mlm:", "  bert-mlm: {family: glove}\n  bert-mlm:", "'bert-mlm' occurs twice in `variants` of a plan"),
+        ("family: bert, objective: mlm", "family: mass, objective: masked-translation", "needs translations"),
         ("family: bert, objective: mlm", "family: cvt", "no objective"),
         ("family: bert, objective: mlm", "family: bert, max_steps: 3", "max_steps is determined by the plan"),
         ("family: bert, objective: mlm", "family: bert, vocab_size: many", "invalid int value 'many'"),
