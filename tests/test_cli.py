@@ -232,12 +232,13 @@ def test_missing_recipe_raises(tmp_path, monkeypatch):
 
 def test_repeated_flag_of_recipe_raises(tmp_path):
     (tmp_path / "a.yaml").write_text("max_steps: 3\nseed: 1\nmax_steps: 4\n")
-    with pytest.raises(CtxError, match="'max_steps' occurs twice in a recipe, first in line 1") as error:
+    with pytest.raises(CtxError, match="'max_steps' occurs twice, first in line 1") as error:
         parse_arguments(LoopArguments, argv=["--recipe", str(tmp_path / "a.yaml")])
     assert error.value.location == f"{tmp_path / 'a.yaml'}:3"
-    (tmp_path / "a.yaml").write_text("seed: 1\noptimizer:\n  adamw: {beta1: 0.8, beta1: 0.9}\n")
-    with pytest.raises(CtxError, match="'beta1' occurs twice in `optimizer` of a recipe, first in line 3"):
+    (tmp_path / "a.yaml").write_text("seed: 1\noptimizer:\n  adamw: {beta1: 0.8,\n beta1: 0.9}\n")
+    with pytest.raises(CtxError, match="'beta1' occurs twice, first in line 3") as error:
         parse_arguments(LoopArguments, argv=["--recipe", str(tmp_path / "a.yaml")])
+    assert error.value.location == f"{tmp_path / 'a.yaml'}:4"
 
 
 def test_recipes_command_lists_all_recipes(capsys):

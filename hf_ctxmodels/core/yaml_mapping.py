@@ -14,19 +14,30 @@ from hf_ctxmodels.core.loading import read_utf8
 _LINES_HINT = "write `key: value`, one per line."
 
 
+class RepeatedKeyError(yaml.MarkedYAMLError):
+    """A mapping has a key twice; `line` is the line of the second one."""
+
+    def __init__(self, key: yaml.ScalarNode, first_key: yaml.ScalarNode) -> None:
+        self.line = key.start_mark.line + 1
+        problem = f"{key.value!r} occurs twice, first in line {first_key.start_mark.line + 1}"
+        super().__init__(problem=problem, problem_mark=key.start_mark)
+
+
 class _UniqueKeyLoader(yaml.SafeLoader):
+    """`SafeLoader` would use the last value of a repeated key."""
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
-        seen = set[tuple[str, str]]()
+        first_keys: dict[tuple[str, str], yaml.ScalarNode] = {}
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if (key.tag, key.value) in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} occurs twice", key.start_mark)
-            seen.add((key.tag, key.value))
+            first_key = first_keys.setdefault((key.tag, key.value), key)
+            if first_key is not key:
+                raise RepeatedKeyError(key, first_key)
         return node
 
 
 def load_unique_keys(text: str) -> Any:
-    """`yaml.safe_load`, which also raises `yaml.YAMLError` if a mapping has a key twice."""
+    """`yaml.safe_load`, which also raises `RepeatedKeyError`."""
     return yaml.load(text, Loader=_UniqueKeyLoader)
 
 
@@ -47,16 +58,10 @@ class YamlMapping:
                 location=f"{file}:{node.start_mark.line + 1}",
                 hint="write `key: value`.",
             )
-        self._file, self._description, self._lines = file, description, dict[str, int]()
+        self._file, self._lines = file, dict[str, int]()
         self.nodes: dict[str, yaml.Node] = {}
         for key_node, value_node in node.value:
             key, line = key_node.value, key_node.start_mark.line + 1
-            if key in self.nodes:
-                raise CtxError(
-                    f"{key!r} occurs twice in {description}, first in line {self._lines[key]}.",
-                    location=f"{file}:{line}",
-                    hint="remove one of them.",
-                )
             self.nodes[key], self._lines[key] = value_node, line
             if keys and key not in keys:
                 raise CtxError(
@@ -74,7 +79,9 @@ class YamlMapping:
             keys: The allowed keys, or empty for any.
         """
         try:
-            root = yaml.compose(read_utf8(file), Loader=yaml.SafeLoader)
+            root = yaml.compose(read_utf8(file), Loader=_UniqueKeyLoader)
+        except RepeatedKeyError as error:
+            raise CtxError(f"{error.problem}.", location=f"{file}:{error.line}", hint="remove one of them.") from error
         except (yaml.YAMLError, RecursionError) as error:
             raise CtxError(
                 f"The {description} is not valid YAML: {error}.", location=str(file), hint=_LINES_HINT
@@ -118,19 +125,6 @@ class YamlMapping:
 
     def _construct(self, loader: Any, key: str) -> Any:
         """The value of a key; raises CtxError for a value that cannot be read, such as `{{name}}` or an impossible
-        date, or has a key twice."""
+        date."""
         with wrap_errors(f"The value of {key} is not valid YAML", location=self.location(key), hint="quote it."):
-            self._check_repeated_keys(key)
             return loader.construct_object(self.nodes[key], deep=True)
-
-    def _check_repeated_keys(self, key: str) -> None:
-        """Raise CtxError if a mapping in the value of a key has a key twice."""
-        nodes, checked = [self.nodes[key]], set[int]()  # an alias may occur in its own value
-        while nodes:
-            node = nodes.pop()
-            if id(node) in checked or not isinstance(node, yaml.CollectionNode):
-                continue
-            checked.add(id(node))
-            nodes += [item[1] if isinstance(item, tuple) else item for item in node.value]
-            if isinstance(node, yaml.MappingNode) and all(isinstance(name, yaml.ScalarNode) for name, _ in node.value):
-                YamlMapping(self._file, node, f"`{key}` of {self._description}")

@@ -182,7 +182,7 @@ INVALID = {
     ("    head_dropout: 0.05", "    head_dropout: 2020-13-45"): (18, "value of head_dropout is not valid YAML"),
     ("    train_file: cola.tsv", "    train_file: other.tsv"): (13, "no such file"),
     ("    train_file: cola.tsv\n", ""): (11, "cola has no train_file"),
-    ("  cola:\n", "  rte:\n"): (11, "'rte' occurs twice in `tasks`, first in line 4"),
+    ("  cola:\n", "  rte:\n"): (11, "'rte' occurs twice, first in line 4"),
     ("temperature: 2", "temperature: 0"): (2, "above 0"),
     ("temperature: 2", "temperature: 2\nsampling: annealed"): (3, "'annealed' with a temperature"),
     ("temperature: 2", "sampling: uniform"): (2, "'uniform'"),
