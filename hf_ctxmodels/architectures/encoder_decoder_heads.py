@@ -21,13 +21,11 @@ from hf_ctxmodels.core.inputs import check_aligned, check_source_mask, sequence_
 from hf_ctxmodels.heads.base import (
     HeadModel,
     ItemCounts,
-    language_modeling_loss,
     loss_from_logits,
     mask_of_targets,
     validate_targets,
 )
 from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput, Seq2SeqHead, as_model_output
-from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.pooling import build_token_mask, last_token_columns, mask_until_last_target, states_at
 
 # read here, because `torch.compile` does not trace `fields`
@@ -111,19 +109,6 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
     def get_encoder(self, modality: str | None = None) -> nn.Module:
         """The encoder, run once by `generate`."""
         return self.base_model.get_encoder()
-
-    def token_logits(self, states: Tensor) -> Tensor:
-        """(..., hidden) states of the decoder -> (..., vocabulary) logits."""
-        return linear(self.lm_head, self._output_layer_states(states))
-
-    def token_loss(self, states: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
-        """Mean cross-entropy in nats; (targets, hidden) states at the labeled positions."""
-        return language_modeling_loss(self.lm_head, self._output_layer_states(states), labels, num_items)
-
-    def _output_layer_states(self, states: Tensor) -> Tensor:
-        if getattr(self.config, "scale_decoder_outputs", False):  # T5
-            states = states * self.config.hidden_size**-0.5
-        return self.output_layer_input(states)
 
     @can_return_tuple
     def forward(

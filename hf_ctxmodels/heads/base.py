@@ -19,7 +19,7 @@ from hf_ctxmodels.core.inputs import check_id_type, check_tensors, mask_of_input
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.layer_mix import build_layer_mix, encode_with_layer_mix
 from hf_ctxmodels.layers.common import HookPoint, ScalarMix
-from hf_ctxmodels.layers.cpu.linear import MAX_PREPACKED_BYTES
+from hf_ctxmodels.layers.cpu.linear import MAX_PREPACKED_BYTES, linear
 from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
 from hf_ctxmodels.layers.pooling import Pooling, build_token_mask, pool_tokens
 
@@ -269,6 +269,20 @@ class HeadModel(CtxPreTrainedModel):
         """Replace the output layer over the vocabulary."""
         if self.output_layer_name is not None:
             self.set_submodule(self.output_layer_name, new_embeddings)
+
+    def output_layer_states(self, states: Tensor) -> Tensor:
+        """The input of the output layer, from the (..., hidden) output of the encoder."""
+        return self.output_layer_input(states)
+
+    def token_logits(self, states: Tensor) -> Tensor:
+        """(..., hidden) output of the encoder -> (..., vocabulary) logits of the output layer."""
+        output_layer: Any = self.get_output_embeddings()
+        return linear(output_layer, self.output_layer_states(states))
+
+    def token_loss(self, states: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
+        """Mean cross-entropy in nats; (targets, hidden) states at the labeled positions."""
+        output_layer: Any = self.get_output_embeddings()
+        return language_modeling_loss(output_layer, self.output_layer_states(states), labels, num_items)
 
     def encode(self, *, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
         """Run the encoder; returns a model output.

@@ -1,6 +1,6 @@
 """The head for causal language modeling."""
 
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,11 @@ from hf_ctxmodels.core.inputs import check_aligned, check_tensors, mask_of_input
 from hf_ctxmodels.heads.base import (
     HeadModel,
     ItemCounts,
-    language_modeling_loss,
     loss_from_logits,
     mask_of_targets,
     validate_targets,
 )
-from hf_ctxmodels.layers.cpu.linear import linear, prepacked_weights
+from hf_ctxmodels.layers.cpu.linear import prepacked_weights
 
 
 class ForCausalLM(HeadModel, GenerationMixin):
@@ -153,18 +152,6 @@ class ForCausalLM(HeadModel, GenerationMixin):
         if logits is not None:
             return loss_from_logits(logits, targets, num_items)
         return self.token_loss(outputs.last_hidden_state, targets, num_items)
-
-    def token_logits(self, states: Tensor) -> Tensor:
-        """(..., hidden) output of the encoder -> (..., vocabulary) logits."""
-        return linear(self._output_layer, self.output_layer_input(states))
-
-    def token_loss(self, states: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
-        """Mean cross-entropy in nats; (targets, hidden) states at the labeled positions."""
-        return language_modeling_loss(self._output_layer, self.output_layer_input(states), labels, num_items)
-
-    @property
-    def _output_layer(self) -> nn.Linear:
-        return cast(nn.Linear, self.get_output_embeddings())
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> None:
         if getattr(self.config, "prefix_lm", False):

@@ -269,6 +269,12 @@ class CtxT5ForConditionalGeneration(TransformerForConditionalGeneration, CtxT5Pr
     encoder_class = CtxT5Model
     _tied_weights_keys = {"lm_head.weight": "t5.encoder.word_embeddings.weight"}
 
+    def output_layer_states(self, states: Tensor) -> Tensor:
+        """The input of the output layer, scaled with `config.scale_decoder_outputs`."""
+        if self.config.scale_decoder_outputs:
+            states = states * self.config.hidden_size**-0.5
+        return super().output_layer_states(states)
+
 
 class CtxT5ForSequenceClassification(heads.ForSequenceClassification, CtxT5HeadModel):
     """T5 with a classifier or regressor on the decoder's state at the last </s>."""
