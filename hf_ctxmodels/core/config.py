@@ -4,7 +4,8 @@ import difflib
 import inspect
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from os import PathLike
 from pathlib import Path
@@ -12,11 +13,13 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
 from hf_ctxmodels.core.adapter_support import register_peft_targets
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.remote_code import InstalledCode, get_remote_code_stub
 
 logger = logging.get_logger(__name__)
@@ -370,6 +373,16 @@ class CtxTransformerConfig(CtxConfig):
     def target_vocab_size(self) -> int:
         """Size of the target vocabulary, which is also the source vocabulary."""
         return self.vocab_size
+
+
+@contextmanager
+def convert_config_errors(*, location: object = None, hint: str | None = None) -> Iterator[None]:
+    """Convert the error of an invalid configuration in the `with` body to a `CtxError` with the message of the check
+    that failed."""
+    try:
+        yield
+    except StrictDataclassError as error:
+        raise CtxError(str(error.__cause__ or error), location=location, hint=hint) from error
 
 
 def _similar_name(name: str, names: Iterable[str]) -> str | None:

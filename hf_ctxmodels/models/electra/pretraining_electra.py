@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoTokenizer
@@ -15,6 +14,7 @@ from transformers.utils import ModelOutput, logging
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.adapter_support import untie_adapted_embeddings
+from hf_ctxmodels.core.config import convert_config_errors
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host, select_true, set_host_copy
 from hf_ctxmodels.core.inputs import padding_mask_or_none
@@ -339,7 +339,10 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         generator_config, discriminator_config = generator_model.config, discriminator_model.config
         vocab_sizes = (generator_config.vocab_size, discriminator_config.vocab_size)
         _check_same_vocabulary(vocab_sizes, generator, discriminator)
-        config = _pair_config(generator_config, discriminator_config, tie_generator or "embeddings", changes)
+        with convert_config_errors():
+            config = discriminator_config.with_generator(
+                generator_config, tie_generator=tie_generator or "embeddings", **changes
+            )
         weights, generator_weights = discriminator_model.electra.state_dict(), generator_model.electra.state_dict()
         differing = [
             name
@@ -355,7 +358,8 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
                     hint='set tie_generator="none", or use two checkpoints of the same training.',
                 )
             logger.warning(f"{problem}; no weights are tied (tie_generator='none').")
-            config = _pair_config(generator_config, discriminator_config, "none", changes)
+            with convert_config_errors():
+                config = discriminator_config.with_generator(generator_config, tie_generator="none", **changes)
         model = cls(config).to(discriminator_model.dtype)
         model.electra.load_state_dict(weights)
         model.generator.load_state_dict(generator_model.state_dict())
@@ -393,13 +397,3 @@ def _check_same_vocabulary(sizes: tuple[int, int], *sources: str | PathLike[str]
     if problem is not None:
         hint = "use a generator and a discriminator that were trained with the same tokenizer."
         raise CtxError(problem, location=", ".join(map(str, sources)), hint=hint)
-
-
-def _pair_config(
-    generator: CtxElectraConfig, discriminator: CtxElectraConfig, tie_generator: str, changes: dict[str, Any]
-) -> CtxElectraConfig:
-    """The discriminator's configuration with this generator; raises CtxError if it is invalid."""
-    try:
-        return discriminator.with_generator(generator, tie_generator=tie_generator, **changes)
-    except StrictDataclassError as error:
-        raise CtxError(str(error.__cause__ or error)) from error

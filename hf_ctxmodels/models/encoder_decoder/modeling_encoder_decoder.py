@@ -8,7 +8,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, GenerationMixin, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
@@ -19,7 +18,7 @@ from hf_ctxmodels.architectures.transformer_decoder import EncodedSource, Transf
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 from hf_ctxmodels.core.adapter_support import newly_initialized_modules
 from hf_ctxmodels.core.auto_classes import get_auto_class, has_class
-from hf_ctxmodels.core.config import CtxConfig
+from hf_ctxmodels.core.config import CtxConfig, convert_config_errors
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.core.model import CtxPreTrainedModel
@@ -305,12 +304,8 @@ def pair_config(encoder: Checkpoint, decoder: Checkpoint, **fields: Any) -> CtxE
         sides["encoder"].causal = False
     if hasattr(sides["decoder"], "causal"):
         sides["decoder"].causal = True
-    try:
+    with convert_config_errors(location=f"{encoder}, {decoder}", hint="use two checkpoints that fit."):
         return CtxEncoderDecoderConfig(**sides, **fields)
-    except StrictDataclassError as error:
-        raise CtxError(
-            str(error.__cause__ or error), location=f"{encoder}, {decoder}", hint="use two checkpoints that fit."
-        ) from error
 
 
 def _load_config(source: Checkpoint) -> Any:

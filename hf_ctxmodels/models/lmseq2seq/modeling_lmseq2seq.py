@@ -9,7 +9,6 @@ from os import PathLike
 from typing import Any, ClassVar, Self
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationMixin
 from transformers.utils.generic import can_return_tuple
@@ -22,6 +21,7 @@ from hf_ctxmodels.architectures.lstm_language_model import (
     LSTMLanguageModelPreTrainedModel,
 )
 from hf_ctxmodels.core.caches import RecurrentCache
+from hf_ctxmodels.core.config import convert_config_errors
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import select_true
 from hf_ctxmodels.core.loading import load_pretrained
@@ -185,10 +185,8 @@ class CtxLmSeq2SeqForConditionalGeneration(
             "hidden_size": source_config.hidden_size,
             "pretrained_layers": source_config.num_hidden_layers,
         }
-        try:
+        with convert_config_errors(location=f"{source}, {target}"):
             config = CtxLmSeq2SeqConfig(source_model=str(source), target_model=str(target), **{**fields, **changes})
-        except StrictDataclassError as error:
-            raise CtxError(str(error.__cause__ or error), location=f"{source}, {target}") from error
         model = cls(config)
         model.load_pretrained_components()
         return model.eval()
