@@ -44,6 +44,8 @@ class RecurrentSentenceEncoder(CtxPreTrainedModel):
     The configuration has `layer_sizes`, `pooling` and `hidden_dropout_prob`.
     """
 
+    _input_embed_layer = "embeddings"
+
     def __init__(self, config: Any, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
         self.build_embeddings(config)

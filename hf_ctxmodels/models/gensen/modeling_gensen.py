@@ -31,7 +31,6 @@ class CtxGenSenPreTrainedModel(CtxPreTrainedModel):
     config: CtxGenSenConfig
     supports_gradient_checkpointing = False  # the recurrence stores little more than its outputs
     base_model_prefix = "gensen"
-    _input_embed_layer = "embeddings"
 
 
 class CtxGenSenModel(RecurrentSentenceEncoder, CtxGenSenPreTrainedModel):

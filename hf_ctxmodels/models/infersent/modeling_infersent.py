@@ -1,7 +1,5 @@
 """InferSent (Conneau et al. 2017, arXiv 1705.02364): sentence embeddings trained on natural language inference."""
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from hf_ctxmodels import heads
@@ -23,12 +21,8 @@ class CtxInferSentPreTrainedModel(PretrainedEmbeddingPreTrainedModel):
     base_model_prefix = "infersent"
 
 
-class CtxInferSentModel(RecurrentSentenceEncoder, PretrainedEmbeddingEncoder, CtxInferSentPreTrainedModel):
+class CtxInferSentModel(PretrainedEmbeddingEncoder, RecurrentSentenceEncoder, CtxInferSentPreTrainedModel):
     """Pretrained word vectors, a bidirectional LSTM, and max pooling (section 3.2.2)."""
-
-    def build_embeddings(self, config: Any) -> None:
-        """Create the word embeddings."""
-        PretrainedEmbeddingEncoder.build_embeddings(self, config)
 
     def select_tokens(self, input_ids: Tensor | None, token_mask: Tensor) -> Tensor:
         """(batch, length) bool: the words of the vocabulary; all tokens of a text without such words."""

@@ -20,7 +20,6 @@ class CtxLaserPreTrainedModel(CtxPreTrainedModel):
     config: CtxLaserConfig
     supports_gradient_checkpointing = False  # the recurrence stores little more than its outputs
     base_model_prefix = "laser"
-    _input_embed_layer = "embeddings"
 
 
 class CtxLaserModel(RecurrentSentenceEncoder, CtxLaserPreTrainedModel):
