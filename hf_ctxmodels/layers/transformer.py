@@ -156,7 +156,7 @@ class Memory:
     """Encoder output for cross-attention.
 
     Attributes:
-        states: (..., memory) as packed by `layout`.
+        states: (..., hidden) as packed by `layout`.
         mask: The attention mask, prepared by the stack.
         targets_per_source: Number of consecutive rows of a padded batch that attend to the same row of `states`.
     """

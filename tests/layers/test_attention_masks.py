@@ -65,7 +65,7 @@ def make_blocks(*, cross: bool = False) -> nn.ModuleList:
             norm="post",
             norm_cls=nn.LayerNorm,
             dropout=0.0,
-            cross_attention=CrossAttention(WIDTH, HEADS, memory_size=10, head_dim=HEAD_DIM) if cross else None,
+            cross_attention=CrossAttention(WIDTH, HEADS, head_dim=HEAD_DIM) if cross else None,
         )
         for _ in range(BLOCKS)
     )
@@ -199,7 +199,7 @@ def test_packed_sequences_equal_naive_reference(name: str, monkeypatch: pytest.M
 
 
 def test_cross_attention_rejects_different_layouts() -> None:
-    blocks, states, memory = make_blocks(cross=True), torch.randn(2, 3, WIDTH), torch.randn(2, 4, 10)
+    blocks, states, memory = make_blocks(cross=True), torch.randn(2, 3, WIDTH), torch.randn(2, 4, WIDTH)
     padded, packed = (build_layout(memory, None, None, make_config(name)) for name in ("sdpa", "packed"))
     layout = build_layout(states, None, None, make_config("packed"))
     with pytest.raises(CtxError, match="padded and a packed layout"):

@@ -156,17 +156,15 @@ class SelfAttention(_MultiHeadAttention):
 
 
 class CrossAttention(_MultiHeadAttention):
-    """Multi-head attention from the tokens of one sequence to another (decoder to encoder); see `_MultiHeadAttention`.
-    `memory_size` is the width of the memory, by default `hidden_size`."""
+    """Multi-head attention from the tokens of one sequence to another (decoder to encoder); see
+    `_MultiHeadAttention`."""
 
     tp_styles = {"q_proj": "colwise", "kv_proj": PACKED_KV, "out_proj": "rowwise"}
 
-    def __init__(
-        self, hidden_size: int, num_heads: int, *, memory_size: int | None = None, bias: bool = True, **kwargs: Any
-    ) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, *, bias: bool = True, **kwargs: Any) -> None:
         super().__init__(hidden_size, num_heads, bias=bias, **kwargs)
         self.q_proj = nn.Linear(hidden_size, self.inner_size, bias=bias)
-        self.kv_proj = nn.Linear(hidden_size if memory_size is None else memory_size, 2 * self.inner_size, bias=bias)
+        self.kv_proj = nn.Linear(hidden_size, 2 * self.inner_size, bias=bias)
 
     def prune_heads(self, heads: Iterable[int]) -> None:
         """Remove heads, see `core.attention_heads.prune_heads`."""
@@ -188,7 +186,7 @@ class CrossAttention(_MultiHeadAttention):
 
         Args:
             hidden_states: (..., hidden) at the computed tokens of `layout`.
-            memory: (..., memory) states to attend to.
+            memory: (..., hidden) states to attend to.
             past_key_values: The cache, whose cross-attention cache has the keys and values of `memory` after the first
                 step.
             targets_per_source: Number of consecutive rows of a padded `layout` that attend to the same row of
