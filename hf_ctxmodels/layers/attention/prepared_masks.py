@@ -291,11 +291,11 @@ def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, li
         return _merge_sdpa_bias(PaddedMask(spec, mask, bias, False), layout, like)
     if layout.implementation not in ALL_MASK_ATTENTION_FUNCTIONS:
         return PaddedMask(spec, None, bias, spec.causal)
-    if _is_sdpa_causal(spec, layout, keys):
-        return PaddedMask(spec, None, None, True)
     token_mask = keys.token_mask  # transformers would read whether there is padding from the device
     if token_mask is not None and not is_traced(token_mask) and bool(host_copy(token_mask).all()):
         token_mask = None
+    if token_mask is None and _is_sdpa_causal(spec, layout, keys):
+        return PaddedMask(spec, None, None, True)
     can_skip_mask = spec.is_full and keys.sequences is None and (token_mask is None or is_traced(token_mask))
     mask = ALL_MASK_ATTENTION_FUNCTIONS[layout.implementation](
         batch_size=layout.batch_size,
@@ -363,11 +363,9 @@ def _add_window(mask: Tensor | BlockMask, spec: MaskSpec, layout: PaddedLayout) 
 
 
 def _is_sdpa_causal(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout) -> bool:
-    """Whether sdpa's causal mask is valid: it aligns the first query and key, and supports no padding."""
+    """Whether sdpa's causal mask, which aligns the first query and key, is valid without padding."""
     is_single_causal = spec.is_plain_causal and spec.bias is None and keys.sequences is None and layout is keys
-    if layout.implementation != "sdpa" or not is_single_causal or layout.length not in (1, keys.num_keys):
-        return False
-    return keys.token_mask is None or (not is_traced(keys.token_mask) and bool(host_copy(keys.token_mask).all()))
+    return layout.implementation == "sdpa" and is_single_causal and layout.length in (1, keys.num_keys)
 
 
 def _mask_function(
