@@ -214,9 +214,8 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
         loss, logits = None, linear(self.decoder, top) if computes_all_positions else None
         if labels is not None and target_mask is not None:
             sampled_loss = None
-            if (
-                negatives is not None and self.training and is_plain_linear(self.decoder)
-            ):  # adapters need the full softmax
+            # adapters need the full softmax
+            if negatives is not None and self.training and is_plain_linear(self.decoder):
                 sampled_loss = partial(self._sampled_loss, negatives)
             if logits is not None and sampled_loss is None:
                 loss = heads.loss_from_logits(logits, labels, num_items_in_batch)
