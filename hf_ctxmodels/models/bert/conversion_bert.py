@@ -1,6 +1,7 @@
 """Weight conversion of BERT and DistilBERT between the layout of transformers and the native layout, and of BERT's
 segment embeddings in families with more segments."""
 
+import re
 from typing import Any
 
 import torch
@@ -82,12 +83,18 @@ def segment_conversion(copied: tuple[int, ...]) -> WeightConverter:
     return WeightConverter(name, name, [ExpandSegments(copied)])
 
 
-def exported_segment_fields(model: Any) -> dict[str, Any]:
-    """Fields of the exported BERT configuration of a family with more segments: the number of segments (BERT's two, or
-    all if the additional ones have been trained), and the ids of the tokens for generation."""
+def bert_architecture(model: Any) -> str:
+    """Name of the BERT class in transformers that corresponds to a class with BERT's network: "BertForMaskedLM"."""
+    return re.sub(r"^Ctx\w*?(?=For|Model$)", "Bert", model.package_class_name())
+
+
+def exported_bert_fields(model: Any) -> dict[str, Any]:
+    """Fields of the exported BERT configuration of a family with more segments: the class, the number of segments
+    (BERT's two, or all if the additional ones have been trained), and the ids of the tokens for generation."""
     embeddings = model.base_model.embeddings.token_type_embeddings.weight
     segments = PAIR_SEGMENTS if _are_copies(embeddings, model.config.copied_segments) else len(embeddings)
-    return {"type_vocab_size": segments} | {name: getattr(model.config, name) for name in GENERATION_TOKEN_FIELDS}
+    token_ids = {name: getattr(model.config, name) for name in GENERATION_TOKEN_FIELDS}
+    return {"architectures": [bert_architecture(model)], "type_vocab_size": segments, **token_ids}
 
 
 def _are_copies(embeddings: Tensor, copied: tuple[int, ...]) -> bool:

@@ -2,7 +2,6 @@
 modeling and next-sentence prediction."""
 
 import copy
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +25,9 @@ from hf_ctxmodels.models.bert.configuration_bert import (
     bert_to_distilbert_fields,
     has_distilbert_class,
 )
-from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT, DISTILBERT_EXPORT
+from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT, DISTILBERT_EXPORT, bert_architecture
 
 TIED_WEIGHTS = {"mlm_head.decoder.weight": "bert.embeddings.word_embeddings.weight"}
-
-
-def bert_architecture(model: CtxPreTrainedModel) -> str:
-    """Name of the BERT class in transformers that corresponds to a class with BERT's network: "BertForMaskedLM"."""
-    return re.sub(r"^Ctx\w*?(?=For|Model$)", "Bert", model.package_class_name())
 
 
 def export_masked_lm(model: Any, masked_lm_class: type[CtxPreTrainedModel], save_directory: str | Path) -> None:

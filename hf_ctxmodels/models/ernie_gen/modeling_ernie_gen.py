@@ -11,7 +11,7 @@ from hf_ctxmodels.architectures.query_generation import QueryForConditionalGener
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.models.bert import modeling_bert as bert
-from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT, exported_segment_fields, segment_conversion
+from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT, exported_bert_fields, segment_conversion
 from hf_ctxmodels.models.ernie_gen.configuration_ernie_gen import TARGET_SEGMENT, CtxErnieGenConfig
 
 
@@ -25,9 +25,8 @@ class CtxErnieGenPreTrainedModel(CtxPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = bert.CtxBertPreTrainedModel._keys_to_ignore_on_load_unexpected
 
     def reference_config(self) -> dict[str, Any]:
-        """The configuration of the BERT class, see `exported_segment_fields`."""
-        architectures = {"architectures": [bert.bert_architecture(self)]}
-        return super().reference_config() | architectures | exported_segment_fields(self)
+        """The configuration of the BERT class, see `exported_bert_fields`."""
+        return super().reference_config() | exported_bert_fields(self)
 
 
 class CtxErnieGenModel(TransformerEncoder, CtxErnieGenPreTrainedModel):

@@ -17,7 +17,7 @@ from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.layouts import Layout, PaddedLayout, sequence_positions
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
 from hf_ctxmodels.models.bert import modeling_bert as bert
-from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT, exported_segment_fields, segment_conversion
+from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT, exported_bert_fields, segment_conversion
 from hf_ctxmodels.models.unilm.configuration_unilm import (
     LEFT_TO_RIGHT,
     RIGHT_TO_LEFT,
@@ -83,9 +83,8 @@ class CtxUniLMPreTrainedModel(CtxPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = bert.CtxBertPreTrainedModel._keys_to_ignore_on_load_unexpected
 
     def reference_config(self) -> dict[str, Any]:
-        """The configuration of the BERT class, see `exported_segment_fields`."""
-        architectures = {"architectures": [bert.bert_architecture(self)]}
-        return super().reference_config() | architectures | exported_segment_fields(self)
+        """The configuration of the BERT class, see `exported_bert_fields`."""
+        return super().reference_config() | exported_bert_fields(self)
 
 
 class CtxUniLMModel(TransformerEncoder, CtxUniLMPreTrainedModel):
