@@ -215,9 +215,9 @@ class TransformerEncoder(CtxPreTrainedModel):
         hidden_states: Tensor,
         layout: Layout,
         output_mask: Tensor | None,
-        mask: MaskSpec = BIDIRECTIONAL,
-        memory: Memory | None = None,
-        past_key_values: Cache | None = None,
+        mask: MaskSpec,
+        memory: Memory | None,
+        past_key_values: Cache | None,
         **output_flags: Any,
     ) -> StackOutput:
         """Run the layers on (..., hidden) states packed by `layout`; other arguments as in `run_stack`."""

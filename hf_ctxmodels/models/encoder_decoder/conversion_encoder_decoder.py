@@ -108,8 +108,8 @@ def export_encoder_decoder(model: Any, directory: Path) -> None:
         projection = model.base_model.source_projection.state_dict()
         weights |= {f"{_PROJECTION}.{key}": value.clone() for key, value in projection.items()}
     configs["decoder"] |= {"is_decoder": True, "add_cross_attention": True}
-    token_ids = {name: getattr(model.config, name) for name in ("decoder_start_token_id", "pad_token_id")}
-    token_ids |= {name: getattr(model.config, name) for name in ("bos_token_id", "eos_token_id")}
+    names = ("decoder_start_token_id", "pad_token_id", "bos_token_id", "eos_token_id")
+    token_ids = {name: getattr(model.config, name) for name in names}
     config = {"model_type": "encoder-decoder", "architectures": ["EncoderDecoderModel"], "is_encoder_decoder": True}
     directory.mkdir(parents=True, exist_ok=True)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
