@@ -64,14 +64,6 @@ class CtxRobertaHeadModel(heads.HeadModel, CtxRobertaPreTrainedModel):
     encoder_class = CtxRobertaModel
 
 
-def build_first_token_encoder(head: heads.HeadModel, config: CtxRobertaConfig) -> CtxPreTrainedModel:
-    """The encoder of a head, with the first token's state as `pooler_output` unless the head pools the token states."""
-    encoder: Any = head.encoder_class(config, add_pooling_layer=False)
-    if head.pooling is None:
-        encoder.pooler = nn.Identity()
-    return encoder
-
-
 class CtxRobertaForMaskedLM(heads.ForMaskedLM, CtxRobertaHeadModel):
     """RoBERTa with a masked-LM head; the decoder is tied to the word embeddings."""
 
@@ -85,8 +77,11 @@ class CtxRobertaForSequenceClassification(heads.ForSequenceClassification, CtxRo
     classifier_activation = "tanh"
 
     def build_encoder(self, config: CtxRobertaConfig) -> CtxPreTrainedModel:
-        """Create the encoder; `pooler_output` is the state of the first token."""
-        return build_first_token_encoder(self, config)
+        """Create the encoder; `pooler_output` is the state of the first token, unless the head pools all tokens."""
+        encoder: Any = self.encoder_class(config, add_pooling_layer=False)
+        if self.pooling is None:
+            encoder.pooler = nn.Identity()
+        return encoder
 
 
 class CtxRobertaForTokenClassification(heads.ForTokenClassification, CtxRobertaHeadModel):

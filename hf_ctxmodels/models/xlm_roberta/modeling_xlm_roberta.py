@@ -2,7 +2,6 @@
 hundred languages with one vocabulary."""
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.models.roberta import modeling_roberta as roberta
 from hf_ctxmodels.models.xlm_roberta.configuration_xlm_roberta import CtxXLMRobertaConfig
 
@@ -35,10 +34,7 @@ class CtxXLMRobertaForSequenceClassification(heads.ForSequenceClassification, Ct
     """XLM-R with a classifier or regressor on the state of <s>: dense layer, tanh and linear layer."""
 
     classifier_activation = "tanh"
-
-    def build_encoder(self, config: CtxXLMRobertaConfig) -> CtxPreTrainedModel:
-        """Create the encoder; `pooler_output` is the state of the first token."""
-        return roberta.build_first_token_encoder(self, config)
+    build_encoder = roberta.CtxRobertaForSequenceClassification.build_encoder
 
 
 class CtxXLMRobertaForTokenClassification(heads.ForTokenClassification, CtxXLMRobertaHeadModel):
