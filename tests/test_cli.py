@@ -8,10 +8,12 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+import yaml
 from commands import run_command
 
 import hf_ctxmodels_cli as cli
@@ -21,7 +23,7 @@ from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.torch_environment import configure_torch
 from hf_ctxmodels.registry import get_family
-from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.arguments import AdamWOptions, LoopArguments
 from hf_ctxmodels.training.pretraining import PretrainingArguments
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -307,3 +309,36 @@ def test_gpt3_recipes_match_paper():
         assert tokens == pytest.approx(millions * 1e6, rel=0.05), size
         assert (tokens * loop.max_steps, tokens * loop.warmup_steps) == pytest.approx((300e9, 375e6), rel=2e-3), size
         assert (loop.learning_rate, loop.optimizer.beta2, loop.lr_scheduler.min_rate) == (rate, 0.95, 0.1)
+
+
+def loop_arguments(recipe: str, folder: Path) -> LoopArguments:
+    """The arguments of the training loop in a recipe of any command."""
+    settings = yaml.safe_load((ROOT / "scripts" / "recipes" / f"{recipe}.yaml").read_text(encoding="utf-8"))
+    names = {field.name for field in fields(LoopArguments)}
+    settings = {name: value for name, value in settings.items() if name in names}
+    (folder / "loop.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return parse_arguments(LoopArguments, argv=["--recipe", str(folder / "loop.yaml"), "--output_dir", "o"])[0]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "beta2", "epsilon", "weight_decay", "max_grad_norm"),
+    [
+        ("bart_paper", 0.999, 1e-8, 0.01, 0.1),
+        ("bart_released", 0.999, 1e-8, 0.01, 0.1),
+        ("distilbert", 0.98, 1e-6, 0, 5),
+        ("electra_small", 0.999, 1e-6, 0.01, 1),
+        ("gpt_finetune", 0.999, 1e-8, 0.01, 1),
+        ("mass_summaries", 0.98, 1e-6, 0.01, 0),
+        ("mass_translation", 0.98, 1e-8, 0, 5),
+        ("roberta_base", 0.98, 1e-6, 0.01, 0),
+        ("spanbert_base", 0.999, 1e-8, 0.01, 1),
+        ("transformer_xl_base", 0.999, 1e-8, 0, 0.25),
+        ("transformer_xl_enwik8", 0.999, 1e-8, 0, 0.25),
+        ("xlm_base", 0.98, 1e-8, 0, 5),
+    ],
+)
+def test_optimizer_of_recipe_matches_released_code(recipe, beta2, epsilon, weight_decay, max_grad_norm, tmp_path):
+    """The flags of the released command, and the defaults of the released code for the other settings."""
+    arguments = loop_arguments(recipe, tmp_path)
+    assert arguments.optimizer == AdamWOptions(beta2=beta2, epsilon=epsilon, weight_decay=weight_decay)
+    assert arguments.max_grad_norm == max_grad_norm
