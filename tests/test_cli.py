@@ -23,7 +23,7 @@ from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.torch_environment import configure_torch
 from hf_ctxmodels.registry import get_family
-from hf_ctxmodels.training.arguments import AdamWOptions, LoopArguments
+from hf_ctxmodels.training.arguments import AdamWOptions, ConstantOptions, LoopArguments
 from hf_ctxmodels.training.pretraining import PretrainingArguments
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -342,3 +342,9 @@ def test_optimizer_of_recipe_matches_released_code(recipe, beta2, epsilon, weigh
     arguments = loop_arguments(recipe, tmp_path)
     assert arguments.optimizer == AdamWOptions(beta2=beta2, epsilon=epsilon, weight_decay=weight_decay)
     assert arguments.max_grad_norm == max_grad_norm
+
+
+def test_tinybert_recipe_matches_released_code(tmp_path):
+    """task_distill.py uses the schedule `none` for the intermediate layers."""
+    arguments = loop_arguments("tinybert_task_1", tmp_path)
+    assert (arguments.lr_scheduler, arguments.warmup_steps) == (ConstantOptions(), 0)
