@@ -320,6 +320,21 @@ def loop_arguments(recipe: str, folder: Path) -> LoopArguments:
     return parse_arguments(LoopArguments, argv=["--recipe", str(folder / "loop.yaml"), "--output_dir", "o"])[0]
 
 
+def test_global_batch_sizes_of_recipes_match_comments(tmp_path):
+    """Also that a comment has the number of processes of its command."""
+    sizes = {}
+    for path in sorted(ROOT.glob("scripts/recipes/*.yaml")):
+        comment = " ".join(re.findall("^#(.*)", path.read_text(encoding="utf-8"), re.MULTILINE))
+        if match := re.search(r"x processes = (\d+)\b.*?\bfor +(\d+|one) +(?:process|device)", comment):
+            arguments, processes = loop_arguments(path.stem, tmp_path), int(match[2].replace("one", "1"))
+            sizes[path.stem] = int(match[1])
+            size = arguments.per_device_batch_size * arguments.gradient_accumulation_steps * processes
+            assert size == sizes[path.stem], path.stem
+            assert int((re.search(r"--num_processes (\d+)", comment) or [0, 1])[1]) == processes, path.stem
+    assert len(sizes) > 15
+    assert sizes["mass_summaries"] == 4096, "as in the README of MASS-summarization"
+
+
 @pytest.mark.parametrize(
     ("recipe", "beta2", "epsilon", "weight_decay", "max_grad_norm"),
     [
