@@ -350,6 +350,7 @@ def test_global_batch_sizes_of_recipes_match_comments(tmp_path):
         ("transformer_xl_base", 0.999, 1e-8, 0, 0.25),
         ("transformer_xl_enwik8", 0.999, 1e-8, 0, 0.25),
         ("xlm_base", 0.98, 1e-8, 0, 5),
+        ("xlm_xnli", 0.999, 1e-8, 0, 0),
     ],
 )
 def test_optimizer_of_recipe_matches_released_code(recipe, beta2, epsilon, weight_decay, max_grad_norm, tmp_path):
@@ -359,7 +360,8 @@ def test_optimizer_of_recipe_matches_released_code(recipe, beta2, epsilon, weigh
     assert arguments.max_grad_norm == max_grad_norm
 
 
-def test_tinybert_recipe_matches_released_code(tmp_path):
-    """task_distill.py uses the schedule `none` for the intermediate layers."""
-    arguments = loop_arguments("tinybert_task_1", tmp_path)
+@pytest.mark.parametrize("recipe", ["tinybert_task_1", "xlm_xnli"])
+def test_rate_of_recipe_is_constant_as_in_released_code(recipe, tmp_path):
+    """The schedule `none` of TinyBERT's task_distill.py for the intermediate layers; `adam` of XLM's glue-xnli.py."""
+    arguments = loop_arguments(recipe, tmp_path)
     assert (arguments.lr_scheduler, arguments.warmup_steps) == (ConstantOptions(), 0)
