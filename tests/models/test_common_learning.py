@@ -1,10 +1,12 @@
 """Pretraining of all families: the held-out loss is lower than the loss of a frequency baseline."""
 
+import json
 import random
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 from accelerate.state import AcceleratorState, GradientState
 from benchmarks.learning_report import evaluate_pretraining, is_token_loss, learning_recipes
 
@@ -31,6 +33,25 @@ SMALL = {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
 }
+# Of small models whose other fields are those of a recipe.
+SMALL_SIZES = {name: value for name, value in SMALL.items() if name.endswith(("_size", "_layers"))}
+# Recipe -> objective, for those of other data or longer sequences.
+SHORT_OBJECTIVES = {
+    "ernie_base_continual": "unit-mlm+pairs",
+    "ernie_continual": "unit-mlm+pairs",
+    "ulmfit_base": "clm:bptt=25",
+    "xlm_base": "mlm",
+    "xlm_learning": "mlm",
+    "xlnet_base_512": "plm:memory_length=16,reuse_length=8,num_predictions=5",
+    "xlnet_tiny_demo": "plm:memory_length=16,reuse_length=8",
+}
+# Recipes of new models; the others continue from a checkpoint.
+NEW_MODEL_RECIPES = [
+    path
+    for path in sorted(RECIPES.glob("*.yaml"))
+    if re.search(rf"pretrain --recipe {path.stem}\b(.|\n)*\nfamily: ", path.read_text(encoding="utf-8"))
+    and path.stem != "ulmfit_learning_2"
+]
 MARGIN = 0.3  # nats below the frequency baseline, which a model cannot reach without the context
 # Each line is a topic of four sentences; a word is predictable from its neighbors.
 PROVERBS = """
@@ -138,6 +159,44 @@ def test_pretraining_beats_frequency_baseline(family: FamilySpec, documents: lis
     for name in token_losses:
         loss, baseline = summary.metrics[f"eval_{name}"], summary.baselines[name]
         assert loss < baseline - MARGIN, f"{name} {loss:.3f}, the frequency baseline is {baseline:.3f}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", NEW_MODEL_RECIPES, ids=lambda path: path.stem)
+def test_first_steps_of_recipe_do_not_diverge(recipe: Path, documents: list[list[str]], tmp_path) -> None:
+    """With the recipe's optimizer, learning rate, clipping and configuration, the loss of a small model does not rise
+    in its first steps."""
+    settings = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    family = FAMILIES[settings["family"]]
+    options = {**settings.get("config_options", {}), **SMALL_SIZES, "num_attention_heads": 2}
+    options = {name: value for name, value in options.items() if name in family.config.__dataclass_fields__}
+    options.pop("cutoffs", None)  # of a larger vocabulary
+    text = write_text(family, documents, tmp_path)
+    train_tokenizer(family, tmp_path, text, family.traits.short_training.vocab_size, held_out=0.08)
+    overrides: dict[str, object] = {
+        "config": "tiny",
+        "config_options": tuple(f"{name}={json.dumps(value)}" for name, value in options.items()),
+        "validation_fraction": 0.08,
+        "max_length": 32,
+        "per_device_batch_size": 16,
+        "gradient_accumulation_steps": 1,
+        "max_steps": 20,
+        "dtype": "float32",
+        "logging_steps": 5,
+        "save_steps": 0,
+        "seed": 0,
+    }
+    if recipe.stem in SHORT_OBJECTIVES:
+        overrides["objective"] = SHORT_OBJECTIVES[recipe.stem]
+    small_values = {"eval_steps": 10, "lr_reference_targets": 16 * 32, "news_articles": "false", "streaming": "false"}
+    overrides |= {flag: value for flag, value in small_values.items() if settings.get(flag)}
+    if settings.get("warmup_steps"):
+        overrides["warmup_steps"] = 2
+    if settings.get("sampling_alpha"):
+        text = [*text, *text]
+    summary, _ = run_recipe(family, recipe, tmp_path, text, **overrides)
+    losses = [record["loss"] for record in summary.curve if "loss" in record]
+    assert max(losses) < 1.02 * losses[0], losses
 
 
 @pytest.mark.slow
