@@ -365,3 +365,11 @@ def test_rate_of_recipe_is_constant_as_in_released_code(recipe, tmp_path):
     """The schedule `none` of TinyBERT's task_distill.py for the intermediate layers; `adam` of XLM's glue-xnli.py."""
     arguments = loop_arguments(recipe, tmp_path)
     assert (arguments.lr_scheduler, arguments.warmup_steps) == (ConstantOptions(), 0)
+
+
+def test_albert_recipe_has_dropout_of_first_release():
+    """125,000 steps are the first release's (Lan et al. 2019, section 4.1), whose README has dropout until version 2."""
+    flags = ["--recipe", "albert_base", "--output_dir", "o", "--dataset", "x"]
+    pretraining, loop = parse_arguments(PretrainingArguments, LoopArguments, argv=flags)
+    fields = get_family("albert").sizes[pretraining.config]
+    assert (loop.max_steps, fields["hidden_dropout_prob"], fields["attention_probs_dropout_prob"]) == (125_000, 0.1, 0.1)
