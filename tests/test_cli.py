@@ -24,6 +24,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.torch_environment import configure_torch
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.arguments import AdamWOptions, ConstantOptions, LoopArguments
+from hf_ctxmodels.training.model_loading import parse_config_options
 from hf_ctxmodels.training.pretraining import PretrainingArguments
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -368,8 +369,19 @@ def test_rate_of_recipe_is_constant_as_in_released_code(recipe, tmp_path):
 
 
 def test_albert_recipe_has_dropout_of_first_release():
-    """125,000 steps are the first release's (Lan et al. 2019, section 4.1), whose README has dropout until version 2."""
+    """125,000 steps are the first release's (Lan et al. 2019, section 4.1); the second one has no dropout (README)."""
     flags = ["--recipe", "albert_base", "--output_dir", "o", "--dataset", "x"]
     pretraining, loop = parse_arguments(PretrainingArguments, LoopArguments, argv=flags)
     fields = get_family("albert").sizes[pretraining.config]
-    assert (loop.max_steps, fields["hidden_dropout_prob"], fields["attention_probs_dropout_prob"]) == (125_000, 0.1, 0.1)
+    assert loop.max_steps == 125_000
+    assert (fields["hidden_dropout_prob"], fields["attention_probs_dropout_prob"]) == (0.1, 0.1)
+
+
+def test_elmo_recipes_initialize_softmax_as_released_code():
+    """bilm-tf's training.py: a standard deviation of 1 / sqrt(width of a direction)."""
+    for recipe in ("elmo_base", "elmo_small"):
+        flags = ["--recipe", recipe, "--output_dir", "o", "--dataset", "x"]
+        pretraining, _ = parse_arguments(PretrainingArguments, LoopArguments, argv=flags)
+        width = get_family("elmo").sizes[pretraining.config]["hidden_size"] // 2
+        options = parse_config_options(pretraining.config_options)
+        assert options["initializer_range"] == pytest.approx(width**-0.5, rel=1e-2), recipe
