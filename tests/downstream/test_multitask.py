@@ -232,6 +232,16 @@ def test_task_list_content(task_file: Path, tmp_path: Path, monkeypatch: pytest.
     assert (annealed.sampling, annealed.tasks[0].train_file) == ("annealed", str(tmp_path / "rte.tsv"))
 
 
+def test_files_of_other_tasks_may_be_missing(task_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "cola.tsv").unlink()
+    (task,) = read_task_list(task_file, TaskArguments(), tmp_path, only=["rte"]).tasks
+    assert task.name == "rte"
+    with pytest.raises(CtxError, match="no such file"):
+        read_task_list(task_file, TaskArguments(), tmp_path, only=["cola"])
+    with pytest.raises(CtxError, match="no task qqp"):
+        read_task_list(task_file, TaskArguments(), tmp_path, only=["qqp"])
+
+
 def test_flags_unused_by_all_tasks_raise(task_file: Path, tmp_path: Path) -> None:
     """Flags of any task kind are accepted as defaults, even if the list has no such task."""
     with pytest.raises(CtxError, match="No task of a task list uses it") as error:

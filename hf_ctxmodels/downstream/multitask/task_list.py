@@ -12,6 +12,7 @@ tasks:
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import get_type_hints
@@ -74,12 +75,15 @@ _TASK_KEYS = {f.name for f in fields(ListedTask)} - {"name", "location", "argume
 _COLUMNS = {f.name for f in fields(TaskArguments)}
 
 
-def read_task_list(file: str | Path, defaults: TaskArguments, folder: str | Path | None = None) -> TaskList:
+def read_task_list(
+    file: str | Path, defaults: TaskArguments, folder: str | Path | None = None, only: Sequence[str] = ()
+) -> TaskList:
     """Read a task list from a YAML file; the module's docstring has an example.
 
     Args:
         defaults: Default columns and maximum length of the tasks.
         folder: Base directory of relative paths; None for the file's `folder`, or the current directory.
+        only: Names of the tasks to read, whose files must exist; empty for all.
 
     Raises:
         CtxError: The file cannot be read, or a key or value is invalid; the message names file, line and key.
@@ -97,8 +101,11 @@ def read_task_list(file: str | Path, defaults: TaskArguments, folder: str | Path
         raise CtxError("The task list is empty.", location=str(file), hint="write tasks: and a name for each below it.")
     argument_names = {name for kind in KINDS for name in TASKS[kind].argument_names}
     check_unused_arguments(defaults, argument_names, "No task of a task list uses it.")
+    if unknown := [name for name in only if name not in tasks.nodes]:
+        hint = f"use {', '.join(tasks.nodes)}."
+        raise CtxError(f"The list has no task {unknown[0]}.", location=f"--only {unknown[0]}", hint=hint)
     listed = []
-    for name in tasks.nodes:
+    for name in [name for name in tasks.nodes if not only or name in only]:
         entry = tasks.mapping(name, f"the task {name}", _TASK_KEYS | _COLUMNS)
         listed.append(_parse_task(entry, name, tasks.location(name, "task "), defaults, base_folder))
     has_temperature = "temperature" in entries.nodes

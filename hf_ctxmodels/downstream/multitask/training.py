@@ -238,16 +238,9 @@ def finetune_tasks(
         check_layerwise_flags(loop)
     check_run_directory(loop, start.tokenizer_source)
     accelerator = make_accelerator(loop, unused_parameters=True)
-    listed = read_task_list(
-        find_packaged(str(arguments.tasks), "tasks", "list of tasks", "--tasks"), defaults, arguments.tasks_folder
-    )
-    names = [task.name for task in listed.tasks]
-    if unknown := [name for name in arguments.only if name not in names]:
-        raise CtxError(
-            f"The list has no task {unknown[0]}.", location=f"--only {unknown[0]}", hint=f"use {', '.join(names)}."
-        )
-    selected = [task for task in listed.tasks if not arguments.only or task.name in arguments.only]
-    runs = {task.name: TaskRun(task) for task in selected}
+    file = find_packaged(str(arguments.tasks), "tasks", "list of tasks", "--tasks")
+    listed = read_task_list(file, defaults, arguments.tasks_folder, arguments.only)
+    runs = {task.name: TaskRun(task) for task in listed.tasks}
     # a tokenizer that splits words for tagging also reads plain text, but not the other way round
     first = min(runs.values(), key=lambda run: not run.task.split_words)
     config, tokenizer = load_config_and_tokenizer(start, first.task, require_family=True)
