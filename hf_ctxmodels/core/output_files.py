@@ -10,6 +10,7 @@ import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -177,23 +178,26 @@ def replacing(file: str | Path) -> Iterator[Path]:
 def replacing_files(directory: str | Path, previous: Iterable[str] = ()) -> Iterator[Path]:
     """Yield a temporary folder in a directory, which is created, and move its files to the directory afterwards.
 
-    The directory is unchanged if writing fails; raises CtxError in this case, and for a URL. `config.json` is moved
-    last: a directory whose files are moved in part is no model.
+    The directory is unchanged if writing fails; raises CtxError in this case, and for a URL. A new `config.json` is
+    moved last, and the previous one is removed first: a directory whose files are moved in part is no model. Links are
+    replaced, not their targets, which may be files of another model.
 
     Args:
         previous: Names, or patterns of names, of files and folders of a previous model, which are removed before.
     """
     require_local(directory)
-    directory = Path(directory)
+    directory, config_name = Path(directory), MODEL_FILES[0]
     temporary = directory / f".model.{uuid.uuid4().hex}.writing"
     with wrap_write_errors(directory):
         temporary.mkdir(parents=True)
         try:
             yield temporary
-            for path in [path for name in previous for path in directory.glob(name)]:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
             files = [path for path in temporary.rglob("*") if path.is_file()]
-            for path in sorted(files, key=lambda path: path.name == MODEL_FILES[0]):
+            if temporary / config_name in files:
+                (directory / config_name).unlink(missing_ok=True)
+            for path in [path for path in directory.iterdir() if any(fnmatch(path.name, name) for name in previous)]:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+            for path in sorted(files, key=lambda path: path.name == config_name):
                 target = directory / path.relative_to(temporary)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 path.replace(target)

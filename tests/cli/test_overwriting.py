@@ -1,12 +1,14 @@
 """Commands replace existing files only with --overwrite, and never their inputs."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import run_command, run_file, save, tiny_pair
 
+from hf_ctxmodels.core.output_files import replacing_files
 from hf_ctxmodels.tokenizers.base import CtxTokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,6 +100,39 @@ def test_links_are_kept_and_their_targets_replaced(tmp_path, capsys) -> None:
         assert ("The file exists" in capsys.readouterr().err) == (code == 2)
         assert (file.read_text() if file.exists() else None) == ("New York\n" if code == 0 else content)
         assert link.readlink() == file
+
+
+def test_links_in_a_model_directory_are_replaced(tmp_path) -> None:
+    """Their targets may be files of another model, as in the cache of the Hub."""
+    other, out = tmp_path / "other", tmp_path / "out"
+    for folder in (other / "adapters", out):
+        folder.mkdir(parents=True)
+    for name in ("config.json", "adapters/adapter.safetensors"):
+        (other / name).write_text(CONTENT)
+    shard = "model-00001-of-00002.safetensors"
+    for name in ("config.json", "adapters", shard):  # the shard does not exist
+        (out / name).symlink_to(other / name)
+    with replacing_files(out, ("adapters", "model-?????-of-?????.safetensors")) as folder:
+        (folder / "config.json").write_text("new")
+    assert [path.name for path in out.iterdir()] == ["config.json"]
+    assert (out / "config.json").read_text() == "new"
+    assert {path.read_text() for path in other.rglob("*.*")} == {CONTENT}
+
+
+def test_interrupted_replacement_leaves_no_model_of_mixed_files(tmp_path, monkeypatch) -> None:
+    def interrupt(path: Path, target: Path) -> None:
+        shutil.move(path, target)
+        raise KeyboardInterrupt
+
+    new, out = tmp_path / "new", tmp_path / "out"
+    for folder in (new, out):
+        folder.mkdir()
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).write_text(folder.name)
+    monkeypatch.setattr(Path, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt), replacing_files(out) as folder:
+        shutil.copytree(new, folder, dirs_exist_ok=True)
+    assert [path.name for path in out.iterdir()] == ["model.safetensors"]
 
 
 def test_devices_are_not_replaced(tmp_path, capsys) -> None:
