@@ -1,7 +1,7 @@
 """Word vectors from several models, concatenated: a module with the models, their layer mixes and tokenizers."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -104,10 +104,10 @@ class FeatureStack(nn.Module):
         self.names = [model.name for model in models]
         self.width = sum(model.width for model in models)
         self.encoders, self.mixes = nn.ModuleList(), nn.ModuleList()
-        self._models = models
+        self._models = [replace(model) for model in models]  # another stack may have the same models
         self._pooling = pooling
         self._free_bytes = _CACHE_BYTES
-        for model in models:
+        for model in self._models:
             num_layers = len(model.layer_numbers)
             model.mix = ScalarMix(num_layers, layer_norm) if num_layers > 1 else None
             self.encoders.append(model.model)

@@ -15,7 +15,8 @@ from zoo import tiny_config
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.cli import embed
-from hf_ctxmodels.downstream.networks.features import ContextualFeatures, embed_words, saved_layer_mix
+from hf_ctxmodels.downstream.networks.feature_stack import FeatureModel, FeatureStack
+from hf_ctxmodels.downstream.networks.features import ContextualFeatures, embed_words, open_models, saved_layer_mix
 from hf_ctxmodels.registry import FAMILIES
 
 TEXTS = ["the cat saw a small garden", "nobody", "a dog carried seven letters over the bridge", "the old sailor"]
@@ -69,6 +70,18 @@ def test_embed_words(folders: dict[str, str]) -> None:
     assert sentence.words == ["the", "cat"]
     with pytest.raises(CtxError, match="several models cannot be concatenated"):
         embed_words(SENTENCES, [folders["bert"], folders["glove"]], layers="all")
+
+
+def test_stacks_of_the_same_models_are_independent(folders: dict[str, str]) -> None:
+    ((name, model, tokenizer),) = open_models([folders["bert"]])
+    models = [FeatureModel(name, model, WordEncoder(model, tokenizer).widths)]
+    stacks = [FeatureStack(models), FeatureStack(models)]
+    with torch.no_grad():
+        stacks[1].mixes[0].gamma.fill_(3)
+    for stack in stacks:
+        stack.set_tokenizers({name: tokenizer})
+    first, second = (stack(TEXTS)[0] for stack in stacks)
+    torch.testing.assert_close(second, 3 * first)
 
 
 @pytest.mark.parametrize("layers", ["mix", "last", 1])
