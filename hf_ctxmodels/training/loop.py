@@ -1,6 +1,7 @@
 """The training loop for pretraining and fine-tuning, on one or more processes through Accelerate."""
 
 import ctypes
+import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
@@ -218,7 +219,7 @@ class TrainingLoop:
         self._open_log(step)
 
     def _full_identity(self) -> dict[str, Any]:
-        """JSON values that must be equal when the run is resumed."""
+        """A copy, as a checkpoint contains it, of the JSON values that must be equal when the run is resumed."""
         identity = {
             "examples": self.examples_per_epoch,
             **run_identity(self.arguments, self.accelerator, self.total_steps, self.model),
@@ -228,7 +229,7 @@ class TrainingLoop:
         for callback in self.callbacks:
             if isinstance(callback, FinetuningCallback):
                 identity |= callback.identity
-        return identity
+        return json.loads(json.dumps(identity))
 
     def _make_optimizer(self, step: int, checkpoint: Path | None) -> torch.optim.Optimizer:
         """The optimizer, whose parameters callbacks may regroup before the schedule is made."""

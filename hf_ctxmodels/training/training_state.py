@@ -127,7 +127,7 @@ def load_weights(
     a step depend on the size of its micro-batches.
     """
     state = _read_state(checkpoint)
-    saved, identity = state["identity"], json.loads(json.dumps(identity))
+    saved = state["identity"]
     names = {*identity, *saved} - {_FORMER_NAME}
     if not fixed_micro_batches and _global_batch_size(identity) == _global_batch_size(saved):
         names -= {*_BATCH_SIZES}  # a step has the same examples

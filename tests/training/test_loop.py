@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import json
 import multiprocessing
 import signal
 from functools import partialmethod
@@ -172,6 +173,23 @@ def check_resumed_run(pretraining_setup, tmp_path, run_once, batches: int, save_
         run_once(stopped, collate=stop_after(pretraining_setup[1].collate, batches))
     run_once(arguments(tmp_path / "b", resume=True, **common))
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
+def test_identity_is_copied_at_the_start(workspace, pretraining_setup, tmp_path):
+    """Later changes do not matter, and a value that a checkpoint cannot contain is an error before the first step."""
+    identity = {"files": ["a.txt"]}
+
+    def collate(examples):
+        identity["files"].append("b.txt")
+        return pretraining_setup[1].collate(examples)
+
+    run(new_model(workspace), pretraining_setup, arguments(tmp_path / "run"), collate, identity=identity)
+    state = json.loads((tmp_path / "run" / "checkpoint-3" / "trainer_state.json").read_text())
+    assert state["identity"]["files"] == ["a.txt"]
+    identity = {"files": tmp_path}
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        run(new_model(workspace), pretraining_setup, arguments(tmp_path / "other"), identity=identity)
+    assert not (tmp_path / "other" / "training_log.jsonl").exists()
 
 
 def test_resume_with_gradual_unfreezing(workspace, pretraining_setup, tmp_path):
