@@ -178,7 +178,8 @@ def load_documents(*datasets: str, **options: Any) -> Documents:
 
     Args:
         datasets: Sources, as in `DataArguments.dataset`.
-        **options: Other fields of `DataArguments`, for example `text_column`.
+        **options: Other fields of `DataArguments`, for example `text_column`. No documents are held out:
+            `validation_fraction` has no effect, see `Documents.split`.
 
     Raises:
         CtxError: See `DataArguments.open`.
