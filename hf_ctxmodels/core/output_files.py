@@ -21,16 +21,22 @@ from hf_ctxmodels.core.paths import is_url, local_path
 
 MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json")
 WEIGHT_SHARDS = "model-?????-of-?????.safetensors"
-TOKENIZER_FILES = (
+VOCABULARY_FILES = (
     "tokenizer.json",
-    "tokenizer_config.json",
     "vocab.txt",
     "vocab.json",
-    "merges.txt",
     "spiece.model",
     "spm.model",
     "tokenizer.model",
     "sentencepiece.bpe.model",
+)
+"""Each of these files of a tokenizer contains a vocabulary."""
+TOKENIZER_FILES = (
+    *VOCABULARY_FILES,
+    "tokenizer_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
 )
 _UMASK_LOCK = threading.Lock()
 
@@ -187,12 +193,14 @@ def replacing_files(directory: str | Path, previous: Iterable[str] = ()) -> Iter
     """
     require_local(directory)
     directory, config_name = Path(directory), MODEL_FILES[0]
-    temporary = directory / f".model.{uuid.uuid4().hex}.writing"
+    temporary = directory / f".output.{uuid.uuid4().hex}.writing"
     with wrap_write_errors(directory):
         temporary.mkdir(parents=True)
         try:
             yield temporary
             files = [path for path in temporary.rglob("*") if path.is_file()]
+            for path in files:
+                flush_to_disk(path)
             if temporary / config_name in files:
                 (directory / config_name).unlink(missing_ok=True)
             for path in [path for path in directory.iterdir() if any(fnmatch(path.name, name) for name in previous)]:
@@ -201,8 +209,18 @@ def replacing_files(directory: str | Path, previous: Iterable[str] = ()) -> Iter
                 target = directory / path.relative_to(temporary)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 path.replace(target)
+            flush_to_disk(directory)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file, or the entries of a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_text_file(file: str | Path, text: str) -> None:

@@ -23,7 +23,13 @@ from filelock import FileLock, Timeout
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import file_digest, matches_type, read_json
-from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory, require_writable
+from hf_ctxmodels.core.output_files import (
+    MODEL_FILES,
+    TOKENIZER_FILES,
+    check_output_directory,
+    flush_to_disk,
+    require_writable,
+)
 from hf_ctxmodels.training.arguments import LoopArguments
 
 LOCK_FILE = ".lock"
@@ -251,9 +257,9 @@ def commit_checkpoint(temporary: Path, final: Path, digests: Mapping[str, str] =
         digests: File, relative to the directory -> SHA-256, of files that need not be read again.
     """
     for path in [*_write_manifest(temporary, digests), temporary]:
-        _fsync(path)
+        flush_to_disk(path)
     temporary.rename(final)
-    _fsync(final.parent)
+    flush_to_disk(final.parent)
     shutil.rmtree(final.parent / OVERWRITTEN_FOLDER, ignore_errors=True)
 
 
@@ -263,7 +269,7 @@ def move_files(temporary: Path, directory: Path) -> None:
     files, earlier_parts = _write_manifest(temporary), _model_parts(directory)
     (directory / MANIFEST_FILE).unlink(missing_ok=True)  # it has the digests of the old files
     for path in files:
-        _fsync(path)
+        flush_to_disk(path)
         target = directory / path.relative_to(temporary)
         target.parent.mkdir(parents=True, exist_ok=True)
         path.replace(target)
@@ -271,7 +277,7 @@ def move_files(temporary: Path, directory: Path) -> None:
     for name in set(earlier_parts) - {str(path.relative_to(temporary)) for path in files}:
         (directory / name).unlink()
         _remove_empty_folders((directory / name).parent, directory)
-    _fsync(directory)
+    flush_to_disk(directory)
 
 
 def delete_old_checkpoints(output_dir: str | Path, keep: int, retained_steps: Collection[int] = ()) -> None:
@@ -300,11 +306,3 @@ def _write_manifest(directory: Path, digests: Mapping[str, str] = MappingProxyTy
     manifest = directory / MANIFEST_FILE
     manifest.write_text(json.dumps({"sha256": digests}, indent=2) + "\n", encoding="utf-8")
     return [*files.values(), manifest]
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

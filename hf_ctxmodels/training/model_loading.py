@@ -27,7 +27,7 @@ from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import require_existing_path
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.core.output_files import TOKENIZER_FILES
+from hf_ctxmodels.core.output_files import VOCABULARY_FILES
 from hf_ctxmodels.core.weights import is_quantized
 from hf_ctxmodels.registry import FAMILIES, head_class
 from hf_ctxmodels.spec import FamilySpec
@@ -36,8 +36,6 @@ from hf_ctxmodels.training.sharded_checkpoints import is_sharded
 
 _COPY_AGAIN = "copy or download the file again, or use the weights of a checkpoint-<step> directory next to it."
 _CORRECT_FIELD = "correct the field, or start from a named size."
-# Each of these files contains a vocabulary.
-_VOCABULARY_FILES = tuple(name for name in TOKENIZER_FILES if name not in ("tokenizer_config.json", "merges.txt"))
 
 
 @contextmanager
@@ -277,11 +275,11 @@ def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedT
     """The tokenizer of a directory or Hub id; raises CtxError if it is missing, damaged, or does not use the tokenizers
     library. If inputs are lists of words (`split_words`), byte-level tokenizers add a space before each word. Without a
     padding token, as in the released GPT-2, the end of text is used, which is masked like all padding."""
-    check_source(source, _VOCABULARY_FILES)
+    check_source(source, VOCABULARY_FILES)
     directory = Path(source)
-    if directory.is_dir() and not any((directory / name).is_file() for name in _VOCABULARY_FILES):
+    if directory.is_dir() and not any((directory / name).is_file() for name in VOCABULARY_FILES):
         raise CtxError(
-            f"The directory contains no tokenizer: it has none of {', '.join(_VOCABULARY_FILES)}.",
+            f"The directory contains no tokenizer: it has none of {', '.join(VOCABULARY_FILES)}.",
             location=str(source),
             hint="train one with `hf-ctxmodels data tokenizer`, or copy the missing file from the model's source.",
         )

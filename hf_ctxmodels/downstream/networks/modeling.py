@@ -409,7 +409,7 @@ def saved_tokenizer_files(directory: Path, config: PreTrainedConfig) -> list[str
     if not isinstance(config, CtxTaskNetworkConfig):
         return []
     folders = [f"{TOKENIZERS_FOLDER}/{name}" for name in config.encoders or {}]
-    files = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", *TOKENIZER_FILES)
+    files = TOKENIZER_FILES
     return [f"{folder}/{file}" for folder in folders for file in files if (directory / folder / file).is_file()]
 
 
