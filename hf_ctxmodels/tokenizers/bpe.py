@@ -102,7 +102,7 @@ class BPETokenizer(CtxTokenizer):
         hint = "copy vocab.json and merges.txt (or tokenizer.json) of the same tokenizer."
         with wrap_errors("The merges do not belong to the vocabulary", location=file, hint=hint):
             if missing := [token for pair in pairs if (token := "".join(pair)) not in table]:
-                raise ValueError(f"it has no token {missing[0]!r}")  # the library may panic, see PyO3
+                raise ValueError(f"it has no token {missing[0]!r}")  # the panic of the library is no `Exception`
             return BPE(table, pairs, fuse_unk=False, unk_token=str(kwargs["unk_token"]), **options)
 
 

@@ -61,7 +61,9 @@ class AdaGradOptions(OptimizerOptions):
     """AdaGrad (Duchi et al. 2011), for word vectors."""
 
     weight_decay: float = flag(0.0, "Weight decay; impossible with sparse gradients.")
-    initial_accumulator: float = flag(0.0, "Initial sum of squares; with 0 the first step of a weight is the rate.")
+    initial_accumulator: float = flag(
+        0.0, "Initial sum of squares; with 0, the first update of a weight has the size of the learning rate."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

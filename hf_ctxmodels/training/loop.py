@@ -198,15 +198,15 @@ class TrainingLoop:
         self.scheduler = make_scheduler(optimizer, arguments, self.total_steps)
         self.step_metrics = StepMetrics(accelerator, arguments.output_dir)
         self.training_state = TrainingState(
-            self.training_step,
-            arguments,
-            self.tokenizer,
-            identity,
-            optimizer,
-            self.scheduler,
-            self.step_metrics,
-            self.averaging,
-            engine_state,
+            training_step=self.training_step,
+            arguments=arguments,
+            tokenizer=self.tokenizer,
+            identity=identity,
+            optimizer=optimizer,
+            scheduler=self.scheduler,
+            step_metrics=self.step_metrics,
+            averaging=self.averaging,
+            engine_state=engine_state,
         )
         set_seed(arguments.seed, device_specific=True)
         if checkpoint is not None:
@@ -279,7 +279,7 @@ class TrainingLoop:
         return RecurrentStateCarrier(self.model, micro_batches) if self.contiguous else None
 
     def _open_log(self, step: int) -> None:
-        """Start the log and the tracker after the steps of the checkpoint."""
+        """Open the log and the experiment tracker; they continue at `step`."""
         accelerator, arguments = self.accelerator, self.arguments
         if arguments.report_to != "none":
             config = {name: value for name, value in flat_options(arguments).items() if value is not None}

@@ -129,7 +129,7 @@ class TrainingMixture:
 
 @dataclass(frozen=True)
 class PretrainingExtensions:
-    """How a run differs from training all weights of a model on the examples and the loss of its objective.
+    """Optional extensions of a pretraining run.
 
     Attributes:
         add_adapter: Adds an adapter to a pretrained model and freezes the other weights; returns JSON values that must

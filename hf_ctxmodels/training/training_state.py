@@ -150,15 +150,15 @@ def load_weights(
     return state["step"]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class TrainingState:
     """Step, weights, optimizer, schedule, recurrent states and random generators of a run; the position in the data
     follows from the step.
 
     Args:
-        identity: What a resumed run must have, see `load_weights`.
-        optimizer: Not prepared by the Accelerator.
-        engine_state: Of DeepSpeed's engine, if it is the model.
+        identity: JSON values that must be equal when the run is resumed, see `load_weights`.
+        optimizer: The optimizer before `Accelerator.prepare`.
+        engine_state: The state of DeepSpeed's engine; None without DeepSpeed.
 
     Attributes:
         step: Completed optimizer steps.

@@ -51,7 +51,7 @@ class Result:
 
 
 def run(settings: Settings, cases: Sequence[Case] = CASES) -> Iterator[Result]:
-    """Measure all cases on a CPU, where int8 runs; the precisions are the ones of the rows."""
+    """Measure all cases on a CPU, because int8 runs there; each row has its own precision."""
     settings = replace(settings, device="cpu")
     for case in cases:
         if settings.selects(case.title):

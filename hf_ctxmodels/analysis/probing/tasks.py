@@ -117,7 +117,7 @@ def word_examples(sentences: Sequence[Any], labels: Iterable[Sequence[str | None
     """An example for each word of sentences with `words` that has a label, from the labels of each sentence."""
     examples = [
         Example(index, ((word, word + 1),), (label,))
-        for index, word_labels in enumerate(labels)
+        for index, (_, word_labels) in enumerate(zip(sentences, labels, strict=True))
         for word, label in enumerate(word_labels)
         if label is not None
     ]

@@ -57,7 +57,7 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
     """Predicts the logarithms of co-occurrence counts (section 3).
 
     The loss is differentiable, for any optimizer. With a `learning_rate`, `forward` instead updates the vectors in
-    place, by AdaGrad on single cells; see `adagrad_kernel` for the difference from the released code.
+    place, by AdaGrad on single cells; see `adagrad_kernel` for the differences from the released code.
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
