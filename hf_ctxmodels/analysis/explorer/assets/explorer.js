@@ -114,7 +114,7 @@
     byId("status").textContent = "Computing …";
     let words;
     try {
-      await opened;
+      await (opened = opened.catch(openModels)); // asks again after an error
       words = (await ask("words", { text })).words;
     } catch (error) {
       if (number !== run) return;
@@ -166,11 +166,12 @@
     if (location.search !== query) showAddress(); // not for a link within the page
   });
 
-  const opened = ask("models").then((answer) => {
+  const openModels = () => ask("models").then((answer) => {
     models = answer.models;
     byId("models").replaceChildren(...models.map((model) =>
       create("span", { class: "model" }, create("bdi", {}, model.name), `: ${model.class}, ${model.is_language_model ? `${model.task ?? ""} language model`.trim() : "no masked or causal language model"}`)));
   });
+  let opened = openModels();
   opened.catch(showError);
   if (query) showAddress();
 })();
