@@ -25,7 +25,7 @@ from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host
 from hf_ctxmodels.core.inputs import check_aligned, check_ids
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.weights import fused_projections
-from hf_ctxmodels.heads import with_unused_parameters
+from hf_ctxmodels.heads import ItemCounts, with_unused_parameters
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL
 from hf_ctxmodels.layers.attention.prepared_masks import AttentionMask
@@ -316,13 +316,18 @@ class CtxXLMForMaskedLM(heads.ForMaskedLM, CtxXLMHeadModel):
     _tied_weights_keys = {"lm_head.weight": "xlm.word_embeddings.weight"}
     reference_architecture = "XLMWithLMHeadModel"
     output_layer_name = "lm_head"
-    # without the layers that BERT's head has before the output layer
-    token_logits = heads.HeadModel.token_logits
-    token_loss = heads.HeadModel.token_loss
 
     def build_head(self, config: CtxXLMConfig) -> None:
-        """Create the output layer."""
+        """Create the output layer; unlike BERT's head, XLM's has no layers before it."""
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+
+    def token_logits(self, states: Tensor) -> Tensor:
+        """(..., hidden) output of the encoder -> (..., vocabulary) logits."""
+        return heads.HeadModel.token_logits(self, states)
+
+    def token_loss(self, states: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
+        """Mean cross-entropy in nats; (targets, hidden) states at the labeled positions."""
+        return heads.HeadModel.token_loss(self, states, labels, num_items)
 
 
 class CtxXLMForCausalLM(heads.ForCausalLM, CtxXLMHeadModel, GenerationMixin):
