@@ -166,6 +166,29 @@ def test_overlapping_arcs_differ_in_height():
     assert arc_levels(arcs) == [0, 1, 0, 0, 2, 0]
 
 
+def test_arcs_of_mirrored_sentence_are_mirrored():
+    """An arc leads from a position beside the center of the head to one beside the center of the dependent."""
+    arcs = [(1, 0, ""), (1, 4, ""), (4, 2, ""), (2, 3, "")]
+
+    def draw(arcs: list[tuple[int, int, str]]) -> tuple[list[float], np.ndarray]:
+        svg = ArcDiagram("arcs", "Tree", ["word"] * 5, arcs).svg()
+        centers = [float(x) for x in re.findall(r'<text x="([\d.]*)"[^>]*>word<', svg)]
+        paths = [re.findall(r"[\d.]+", path) for path in re.findall(r'<path d="([^"]*)" class="ink-line"', svg)]
+        tips = [float(x) for x in re.findall(r'<path d="M([\d.]*) [^"]*z" class="ink"', svg)]
+        x = np.array(paths, dtype=float)[:, [0, 2, 4, 6, 7, 9]]  # of "M x y Q x y x y H x Q x y x y"
+        assert x[:, -1].tolist() == tips
+        return centers, x
+
+    centers, x = draw(arcs)
+    for (head, dependent, _), positions in zip(arcs, x, strict=True):
+        direction = np.sign(dependent - head)
+        assert 0 < direction * (positions[0] - centers[head]) < 8
+        assert 0 < direction * (centers[dependent] - positions[-1]) < 8
+        assert (np.diff(positions) * direction >= 0).all()
+    _, mirrored_x = draw([(4 - head, 4 - dependent, "") for head, dependent, _ in arcs])
+    np.testing.assert_allclose(x + mirrored_x, centers[0] + centers[-1], atol=0.21)
+
+
 @pytest.mark.parametrize(
     ("make_figure", "message"),
     [

@@ -1,5 +1,6 @@
 """Batched probes against single probes and plain modules."""
 
+import math
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -21,6 +22,7 @@ from hf_ctxmodels.analysis.probing.probes import (
     LinearOptions,
     MixedProbes,
     MlpOptions,
+    ProbeBatch,
     ProbeGrid,
     build_probes,
     segment_softmax,
@@ -197,6 +199,43 @@ def test_random_vectors_are_not_selective() -> None:
     mixes = probe_mixes(inputs, [0], options, "pos")
     assert mixes.scores.shape == (2, 1)
     torch.testing.assert_close(mixes.weights.sum(), 1.0, check_dtype=False)
+
+
+class FixedProbes(nn.Module):
+    """Probes of two layers; the vector of an example is its index in the (examples, layers, labels) logits."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, batch: ProbeBatch) -> Tensor:
+        return self.logits[batch.vectors[0, :, 0].long()].transpose(0, 1)[:, None]
+
+
+@pytest.mark.parametrize("batch_size", [2, 100])
+def test_scores_of_fixed_predictions(batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accuracy, F1 of a label, and micro F1 of several labels per example; losses."""
+    monkeypatch.setattr("hf_ctxmodels.analysis.probing.training._EVALUATION_BATCH", batch_size)
+    predictions = torch.tensor([[1, 1, 0, 2, 1, 0], [0, 0, 0, 0, 0, 0]])  # by layer
+    probes = FixedProbes(4.0 * torch.eye(3)[predictions].transpose(0, 1) - 2)
+    rows = torch.arange(6)
+    spans = torch.stack([rows, rows + 1], -1)[:, None]
+    vectors = rows[:, None, None].expand(6, 2, 1)
+    data = ProbeData(vectors, spans, torch.tensor([[0, 1, 1, 2, UNKNOWN_LABEL, 0]]))
+    evaluation = evaluate_probes(probes, data)
+    assert evaluation.score().tolist() == [[3 / 6], [2 / 6]]
+    correct, wrong = math.log(1 + 2 * math.exp(-4)), math.log(math.exp(4) + 2)
+    assert evaluation.loss.flatten().tolist() == pytest.approx([3 * correct + 2 * wrong, 2 * correct + 3 * wrong])
+    assert evaluate_probes(probes, data, 1).score().tolist() == [[2 * 1 / (3 + 2)], [0.0]]
+    assert evaluate_probes(probes, data, 0).score().tolist() == [[2 * 1 / (2 + 2)], [2 * 2 / (6 + 2)]]
+    label_sets = [{0, 1}, {1}, set(), {2}, {1, 2}, {0}]
+    targets = torch.tensor([[[label in labels for label in range(3)] for labels in label_sets]])
+    evaluation = evaluate_probes(probes, replace(data, targets=targets))
+    assert evaluation.score().flatten().tolist() == pytest.approx([2 * 5 / (6 + 7), 2 * 2 / (6 + 7)])
+    # wrong decisions have a loss of 2 more nats: 3 of 18 in the first layer, 9 in the second
+    assert evaluation.loss.flatten().tolist() == pytest.approx(
+        [18 * math.log(1 + math.exp(-2)) + 2 * errors for errors in (3, 9)]
+    )
 
 
 def test_labels_missing_in_training() -> None:
