@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from commands import command_output, save, tiny_pair
@@ -57,6 +58,57 @@ def test_score_table_of_two_seeds() -> None:
         "most frequent label": "0.250",
     }
     assert table.spreads[:2] == [[pytest.approx(0.08**0.5)], [pytest.approx(0)]]
+
+
+def test_all_tables_and_figures(tmp_path: Path) -> None:
+    """Means and sample standard deviations of two seeds; a tree is directed as the gold tree where they agree."""
+    rows = ["1 I 2 nsubj", "2 saw 0 root", "3 her 2 obj", "4 . 2 punct"]
+    columns = [(*row.split()[:2], "_", "PUNCT" if "." in row else "X", "_", "_", *row.split()[2:]) for row in rows]
+    (tmp_path / "one.conllu").write_text("\n".join("\t".join([*row, "_", "_"]) for row in columns) + "\n\n")
+    (example,) = read_treebank(tmp_path / "one.conllu")
+    pos_layers = {
+        0: {"score": [0.5, 0.75], "selectivity": [0.25, 0.5], "bits": [2000, 4000], "compression": [2, 1]},
+        1: {"score": [0.75, 1], "selectivity": [0.5, 0.5], "bits": [1000, 1000], "compression": [4, 4]},
+    }
+    mix = {
+        "scores": [[0.5, 0.75], [0.75, 0.75], [0.25, 1]], "weights": [[0.5, 0.25], [0.25, 0.25], [0.25, 0.5]],
+        "center_of_gravity": [0.75, 1.25], "expected_layer": [0.5, 1.5],
+    }  # fmt: skip
+    distance_layers = {0: {"score": [0.25, 0.5]}, 1: {"score": [0.5, 0.75]}}
+    trees = {0: [[0, 2], [1, 2]], 1: [[0, 1], [0, 2]]}
+    trained = {"pos": TaskResult(pos_layers, mix), "distance": TaskResult(distance_layers, trees=trees)}
+    untrained = {"pos": TaskResult({0: {"score": [0.25, 0.5]}, 1: {"score": [0.125, 0.125]}})}
+    result = probing_result(
+        "bert", {}, trained, untrained, {"pos": {"majority": 0.25}, "distance": {}}, name="probe",
+        metrics={"pos": "accuracy", "distance": "UUAS"}, example=example,
+    )  # fmt: skip
+    deviation = 0.125 * 2**0.5  # of two values with a difference of 0.25
+    expected = [
+        ("Selectivity", [[0.375], [0.5]], [[deviation], [0]], "max"),
+        ("Gain", [[0.25], [0.75]], [[None], [None]], "max"),
+        ("Compression", [[1.5], [4]], [[0.5**0.5], [0]], "max"),
+        ("Online code length", [[3], [1]], [[2**0.5], [0]], "min"),
+    ]
+    *tables, mix_table = result.tables[1:]
+    for table, (title, cells, spreads, best) in zip(tables, expected, strict=True):
+        assert table.title.startswith(title)
+        assert (table.columns, table.rows, table.best) == (["pos"], ["layer 0", "layer 1"], best)
+        assert np.array(table.cells, float) == pytest.approx(np.array(cells, float))
+        assert np.array(table.spreads, float) == pytest.approx(np.array(spreads, float), nan_ok=True)
+    assert mix_table.rows == ["pos"]
+    assert mix_table.cells == [pytest.approx([1, 1, 0.625, 0.25])]  # headroom: 0.75 - 0.5 and 1 - 0.75
+    assert mix_table.spreads == [pytest.approx([0.5 * 0.5**0.5, 0.5**0.5, 0.75 * 0.5**0.5, 0])]
+    figures: dict[str, Any] = {figure.name: figure for figure in result.figures}
+    assert list(figures) == ["layers-pos", "layers-distance", "tasks", "mix-pos", "tree"]
+    curves = figures["layers-pos"]
+    assert curves.series == {"trained": [0.625, 0.875], "untrained": [0.375, 0.125], "most frequent label": [0.25] * 2}
+    assert curves.bands == {"trained": [[0.5, 0.75], [0.75, 1]], "untrained": [[0.25, 0.5], [0.125, 0.125]]}
+    assert figures["layers-distance"].series == {"trained": [0.375, 0.625]}
+    assert (figures["tasks"].rows, figures["tasks"].values) == (["pos", "distance"], [[0, 0.25], [0, 0.25]])
+    mix_series = {"mixing weight": [0.375, 0.25, 0.375], "gain of the layer": [None, 0.125, -0.125]}
+    assert figures["mix-pos"].series == mix_series
+    assert figures["tree"].arcs_above == [[1, 0, "nsubj"], [1, 2, "obj"]]
+    assert figures["tree"].arcs_below == [[1, 0, ""], [0, 2, ""]]
 
 
 @pytest.mark.fast_families("bert", "gpt2", "elmo")
