@@ -12,6 +12,7 @@ import torch
 import transformers
 from commands import run_command, save_summary
 from scipy.spatial.distance import jensenshannon
+from scipy.stats import entropy
 from torch import Tensor
 from torch.testing import assert_close
 from zoo import BASES, HEADS, Case, as_subtests, labeled_batch, make_batch
@@ -118,6 +119,47 @@ def test_constructed_maps_are_classified() -> None:
     assert values["separator"]["vertical"] == pytest.approx(0.9 * 2 / 3 + 0.1 / 10)
     assert values["entropy"]["heterogeneous"] == pytest.approx(np.log(20), abs=1e-4)
     assert values["within_segment_excess"]["heterogeneous"] == pytest.approx(0, abs=1e-6)
+
+
+def test_measures_of_random_maps_equal_sums_over_tokens() -> None:
+    """Causal maps of a text pair: uniform attention is uniform over the tokens that a row may attend to."""
+    segments = [-1, 0, 0, 0, -1, 1, 1, -1]
+    count = len(segments)
+    is_special = torch.tensor(segments) < 0
+    separators, punctuation = torch.zeros(2, count, dtype=torch.bool)
+    separators[[4, 7]] = punctuation[3] = True
+    maps = torch.rand(2, 2, count, count, generator=torch.Generator().manual_seed(0)).tril()
+    maps /= maps.sum(-1, keepdim=True)
+    inputs = AttentionInput({}, is_special, separators, punctuation, torch.tensor(segments))
+    measures = measure(maps, inputs)
+    texts = [token for token in range(count) if segments[token] >= 0]
+    for layer, head in np.ndindex(2, 2):
+        weights = maps[layer, head].double().numpy()
+        excess = []
+        for row in texts:
+            visible = [column for column in texts if column <= row]
+            same = [column for column in visible if segments[column] == segments[row]]
+            excess.append(weights[row, same].sum() - len(same) / len(visible) * weights[row, visible].sum())
+        neighbors = [
+            (row, column) for row, column in np.ndindex(count, count) if abs(row - column) <= 1 and column in texts
+        ]
+        expected = {
+            "self": np.mean([weights[token, token] for token in range(count)]),
+            "previous": np.mean([weights[token, token - 1] for token in range(1, count)]),
+            "next": 0,
+            "first": weights[:, 0].mean(),
+            "separator": weights[:, [4, 7]].sum() / count,
+            "punctuation": weights[:, 3].mean(),
+            "entropy": np.mean([entropy(0.9999 * row + 0.0001 / count) for row in weights]),
+            "attention_to_special_tokens": weights[:, [0, 4, 7]].sum() / count,
+            "attention_to_neighbors": sum(weights[pair] for pair in neighbors) / count,
+            "within_segment_excess": np.mean(excess),
+        }
+        assert {name: float(values[layer, head]) for name, values in measures.items()} == pytest.approx(
+            expected, abs=1e-5
+        )
+    inputs.segments[5:7] = 0  # a single text
+    assert not measure(maps, inputs)["within_segment_excess"].any()
 
 
 @pytest.fixture(scope="module")
