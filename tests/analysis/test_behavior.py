@@ -12,7 +12,13 @@ import yaml
 from commands import command_output, save, save_summary, tiny_pair
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.analysis.behavior.outcomes import evaluate_test, make_cases, rates_by_capability
+from hf_ctxmodels.analysis.behavior.outcomes import (
+    Case,
+    Failure,
+    evaluate_test,
+    make_cases,
+    rates_by_capability,
+)
 from hf_ctxmodels.analysis.behavior.perturbations import perturb
 from hf_ctxmodels.analysis.behavior.suite import fill_templates, read_suite
 from hf_ctxmodels.core.command_line import packaged_folder
@@ -131,6 +137,27 @@ def test_failures_of_constructed_model(tmp_path: Path) -> None:
     without_templates = replace(suite.tests[1], templates=())
     with pytest.raises(CtxError, match="changes none of 1 texts"):
         make_cases(without_templates, suite, [("nobody",)], 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "passing", "failing"), [("increase", [0.25, 1.0], [0.125]), ("decrease", [0.75, 0.0], [0.875])]
+)
+def test_tolerance_of_changes(change: str, passing: list[float], failing: list[float], tmp_path: Path) -> None:
+    """A change against the direction of at most the tolerance passes; a failure names both probabilities."""
+    (tmp_path / "suite.yaml").write_text(SUITE)
+    test = replace(read_suite(tmp_path / "suite.yaml").tests[2], change=change, tolerance=0.25)
+    probabilities = {("original",): 0.5, **{(str(value),): value for value in [*passing, *failing]}}
+
+    def predict(texts: Sequence[tuple[str, ...]]) -> list[dict[str, float]]:
+        return [{"neg": 1 - probabilities[text], "pos": probabilities[text]} for text in texts]
+
+    variants = [(str(value),) for value in passing]
+    assert evaluate_test(test, [Case(("original",), tuple(variants))], predict).failures == []
+    variants += [(str(value),) for value in failing]
+    outcome = evaluate_test(test, [Case(("original",), tuple(variants)), Case(variants[0])], predict)
+    failure = Failure(("original",), variants[-1], f"{change} from pos (0.50)", f"pos ({failing[0]:.2f})")
+    assert outcome.failures == [failure]
+    assert outcome.failure_rate == 0.5
 
 
 @pytest.mark.parametrize(
