@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -19,6 +20,7 @@ from hf_ctxmodels.analysis.triggers.attacks import (
     ContinuationAttack,
     class_words,
     measure_triggers,
+    split_halves,
 )
 from hf_ctxmodels.analysis.triggers.search import TriggerOptions
 from hf_ctxmodels.cli.analyze_triggers import TriggerArguments, open_attacks, read_examples
@@ -153,6 +155,53 @@ def test_class_words_and_errors() -> None:
     attack.task.arguments.max_length = 4
     with pytest.raises(CtxError, match="do not contain the 3 tokens"):
         attack.search(examples, TriggerOptions(), [])
+
+
+def test_class_words_have_the_highest_z_scores() -> None:
+    """Log-odds with one pseudo-count per word (Monroe et al. 2008)."""
+    texts = {"a": "x x x x y y z u u u", "b": "x y y y y z z v", "c": "w w x z u v v v"}
+    examples = [SequenceExample((word, ""), label, "") for label, text in texts.items() for word in text.split()]
+    words = sorted({*"".join(texts.values())} - {" "})
+
+    def z_score(word: str, label: str) -> float:
+        inside = {w: texts[label].count(w) + 1 for w in words}
+        outside = {w: sum(text.count(w) for other, text in texts.items() if other != label) + 1 for w in words}
+        log_odds = [np.log(counts[word] / (sum(counts.values()) - counts[word])) for counts in (inside, outside)]
+        return (log_odds[0] - log_odds[1]) / (1 / inside[word] + 1 / outside[word]) ** 0.5
+
+    best_words = [sorted(words, key=lambda word: -z_score(word, label))[:2] for label in texts]
+    assert class_words(examples, 2) == list(dict.fromkeys(word for words in best_words for word in words))
+
+
+@pytest.mark.parametrize("increases_loss", [True, False])
+def test_success_is_a_share_of_vulnerable_examples(increases_loss: bool) -> None:
+    """Of the correct predictions, or with a target of the other ones, those that the trigger of a model changes."""
+    outcomes = np.random.default_rng(0).integers(0, 2, (2, 5, 40)).astype(float)  # (models, texts, examples)
+    texts = ["", "a", "b", "c c", "d d"]
+
+    def make_stub(model: int) -> Any:
+        return SimpleNamespace(
+            model=SimpleNamespace(name_or_path=""),
+            increases_loss=increases_loss,
+            has_binary_outcomes=True,
+            outcomes=lambda examples, text: outcomes[model, texts.index(text), examples],
+            trigger_text=" ".join,
+            search=lambda *arguments: SimpleNamespace(vocabulary=["cd"[model]], run=lambda name: ["ab"[model]]),
+        )
+
+    options = TriggerOptions(length=2)
+    result = measure_triggers([make_stub(0), make_stub(1)], 2, range(40), options, seed=3, random_triggers=1)
+    test_half = split_halves(range(40), 3)[1]
+    assert sorted(split_halves(range(40), 3)[0] + test_half) == list(range(40))
+    assert result.triggers == ["a", "b"]
+    for model in range(2):
+        plain, *changed = outcomes[model][:, test_half]
+        assert result.plain[model] == np.mean(plain)
+        assert result.transferred[:, model].tolist() == pytest.approx([np.mean(values) for values in changed[:2]])
+        assert result.random[:, model].tolist() == pytest.approx([np.mean(values) for values in changed[2:]])
+        for attacked, values in enumerate(changed[:2]):
+            changes = [new != old for old, new in zip(plain, values, strict=True) if old == increases_loss]
+            assert result.success[attacked, model] == pytest.approx(sum(changes) / len(changes))
 
 
 def test_questions_with_a_question_word(tmp_path: Path) -> None:
