@@ -84,6 +84,16 @@ def test_neighbors_and_senses(models: dict[str, ExploredModel]) -> None:
     assert len(figure.points) == 5
     assert list(figure.groups) == ["corpus"] * 4 + ["your sentence"]
     assert figure.texts[-1] == "old [bank]"
+    assert figure.texts[:2] == ["the old [bank] lends money", "a boat is at the [bank] of the river"]
+    sentences = [
+        *bert.encoder.encode(SENTENCES[:3]),
+        *bert.encoder.encode([["a", "<b>bank</b>", "bank"], ["old", "bank"]]),
+    ]
+    vectors = torch.stack([sentences[i].vectors[j, 3] for i, j in ((0, 2), (1, 5), (2, 4), (3, 2), (4, 1))]).double()
+    centered = vectors - vectors.mean(0)
+    scale = torch.linalg.svdvals(centered)[:2]
+    points = torch.tensor(figure.points, dtype=torch.float64)
+    torch.testing.assert_close(torch.linalg.svdvals(points), scale, atol=0.02, rtol=2e-3)
 
 
 def post(client: TestClient, action: str, **values: Any) -> tuple[int, dict[str, Any]]:

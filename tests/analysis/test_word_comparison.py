@@ -13,7 +13,7 @@ from zoo import Case
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.analysis.explorer.explored_model import ExploredModel
 from hf_ctxmodels.analysis.results import AnalysisResult
-from hf_ctxmodels.analysis.word_comparison import TextComparison, comparison_result, score_words
+from hf_ctxmodels.analysis.word_comparison import TextComparison, WordScores, comparison_result, score_words
 from hf_ctxmodels.evaluation import score_tokens
 from hf_ctxmodels.evaluation.scoring import load_language_model, predict_tokens
 from hf_ctxmodels.registry import FAMILIES
@@ -62,6 +62,48 @@ def test_identical_models_have_no_differences():
     assert first == second
     mean = sum(scores[0].log_probabilities) / 7
     assert first[1:4] == [7, pytest.approx(mean), pytest.approx(math.exp(-mean))]
+
+
+def test_tables_and_figures_of_constructed_scores():
+    """Two texts; the first model does not predict first words."""
+    words = [*"abcdefghij"]
+    long_first = WordScores(
+        words, [None, *[-1.0] * 6, -4.0, *[-1.0] * 2], [None, *[1] * 6, 20, 1, 1], [[], *[["u", "v"]] * 9]
+    )
+    long_second = WordScores(
+        words, [-3.0, -1.0, *[-1.5] * 5, -1.0, *[-1.5] * 2], [5, 2, 11, *[2] * 4, 1, 2, 2], [["w"]] * 10
+    )
+    short = WordScores(["x", "y"], [None, -2.0], [None, 10], [[], ["y"]])
+    short_second = WordScores(["x", "y"], [-0.5, -2.5], [3, 1], [["x"], ["z"]])
+    comparisons = [
+        TextComparison("x y", (short, short_second)),
+        TextComparison("a b c d e f g h i j " * 4, (long_first, long_second)),
+    ]
+    result = comparison_result(comparisons, ["one", "two"], ["log-likelihood"] * 2, max_figures=1)
+    summary, largest = result.tables
+    assert summary.cells == [
+        ["log-likelihood", 10, pytest.approx(-1.4), pytest.approx(math.exp(1.4)), 0.8, 0.9, 1],
+        ["log-likelihood", 10, pytest.approx(-1.5), pytest.approx(math.exp(1.5)), 0.2, 0.9, 2],
+    ]
+    assert largest.columns == ["word in context", "log P, one", "log P, two", "difference", "rank, one", "rank, two"]
+    assert largest.rows == [*"hycdefgijb"]
+    assert largest.cells[0] == ["b c d e f g [h] i j", -4, -1, -3, 20, 1]
+    assert largest.cells[1] == ["x [y]", -2, -2.5, 0.5, 10, 1]
+    assert largest.cells[-1] == ["a [b] c d e", -1, -1, 0, 1, 2]
+    scatter, figure = result.figures
+    assert scatter.points[:2] + scatter.points[7:8] == [[-2, -2.5], [-1, -1], [-4, -1]]
+    assert [scatter.groups[i] for i in (0, 1, 7)] == ["higher under one", "higher under two", "higher under two"]
+    assert scatter.texts[0] == "y (-2.00 and -2.50): x y"
+    assert figure.title == "a b c d e f g h i j a b c d e f g h i j a b c d e f g h i j…"
+    assert figure.columns == {
+        "log P, one": long_first.log_probabilities,
+        "rank, one": long_first.ranks,
+        "log P, two": long_second.log_probabilities,
+        "rank, two": long_second.ranks,
+        "difference": [None, 0, *[0.5] * 5, -3, 0.5, 0.5],
+    }
+    assert figure.texts[:2] == ["two predicts: w", "one predicts: u, v\ntwo predicts: w"]
+    assert f"Mean absolute difference: {(3 + 7 * 0.5) / 9:.2f}." in figure.caption
 
 
 def test_long_texts_and_models_without_lm_head(tmp_path: Path):
