@@ -96,16 +96,14 @@ def test_loss_curve_image(saved_model: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @few_families
-def test_long_loss_curve_keeps_both_ends(saved_model: Path, tmp_path: Path) -> None:
+def test_long_loss_curve_is_sampled_evenly(saved_model: Path, tmp_path: Path) -> None:
     directory = shutil.copytree(saved_model, tmp_path / "model")
     summary = TrainingSummary.load(directory)
     summary.curve = [{"step": step, "loss": 1.0} for step in range(1, 1001)]
     summary.save(directory)
     text = str(model_card(directory, REPO))
     rows = [line for line in text.splitlines() if line.endswith("| 1 |")]
-    assert len(rows) == 10
-    assert rows[0] == "| 1 | 1 |"
-    assert rows[-1] == "| 1000 | 1 |"
+    assert rows == [f"| {step} | 1 |" for step in range(1, 1001, 111)]
 
 
 @few_families
@@ -114,6 +112,71 @@ def test_results_table_of_metrics_without_baseline(saved_model: Path) -> None:
     summary.metrics = {"eval_accuracy": 0.75, "baseline_accuracy": 0.5, "f1": 0.25}
     rows = [["metric", "model", "baseline"], ["accuracy", "0.75", "0.5"], ["f1", "0.25", ""]]
     assert [row[:3] for row in results_table(summary)] == rows
+
+
+@few_families
+def test_results_table_of_multi_task_model(saved_model: Path) -> None:
+    """The range of a metric depends on the task that its name begins with."""
+    summary = TrainingSummary.load(saved_model)
+    summary.task = "multi-task: topics (sequence-classification), squad (question-answering)"
+    summary.metrics = {
+        "eval_topics_accuracy": 0.75, "baseline_topics_accuracy": 0.5, "baseline_topics_accuracy_tfidf": 0.625,
+        "eval_squad_f1": 81.25, "upper_bound_squad_f1": 97.5, "eval_topics_matthews": 0.12345,
+    }  # fmt: skip
+    assert results_table(summary) == [
+        ["metric", "model", "baseline", "TF-IDF", "upper bound", "range"],
+        ["topics_accuracy", "0.75", "0.5", "0.625", "", "0 to 1"],
+        ["squad_f1", "81.25", "", "", "97.5", "0 to 100"],
+        ["topics_matthews", "0.1235", "", "", "", "-1 to 1"],
+    ]
+    summary.metrics = {"baseline_accuracy": 0.5}
+    assert results_table(summary) == []
+
+
+@few_families
+def test_card_describes_the_training_run(saved_model: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(saved_model, tmp_path / "model")
+    summary = TrainingSummary.load(directory)
+    summary.objective, summary.task, summary.dataset = "masked_lm", "pretraining", "demo"
+    summary.parameters, summary.versions, summary.warnings = 1234567, {"torch": "2.0", "numpy": "1.0"}, ["a was b"]
+    summary.global_batch_size, summary.steps, summary.command = 1024, 2000, "train.py --seed 13"
+    summary.save(directory)
+    text = str(model_card(directory, REPO))
+    section = text.partition("## How it was trained\n")[2].partition("## Limits\n")
+    assert [line for line in section[0].splitlines() if line] == [
+        "| | |",
+        "|---|---|",
+        "| task | pretraining: objective `masked_lm` |",
+        "| objective options | mlm_probability 0.15 |",
+        "| data | demo |",
+        "| steps x examples | 2,000 x 1,024 |",
+        "| tokens seen | 4,321 |",
+        "| seed | 13 |",
+        "| parameters | 1,234,567 |",
+        "| versions | torch 2.0, numpy 1.0 |",
+        "### Realized rates",
+        "The rates are counted over a sample of the training examples, with the masks of the first epoch.",
+        "| rate | value |",
+        "|---|---|",
+        "| masked | 0.1498 |",
+        "### Results",
+        "| metric | model | baseline | range |",
+        "|---|---|---|---|",
+        "| loss | 2.25 | 3.5 | lower is better |",
+        "`baseline` predicts by frequencies or copies the source.",
+        "### Loss",
+        "| step | loss |",
+        "|---|---|",
+        *[f"| {step} | {5 - step / 20:.4g} |" for step in range(5, 41, 5)],
+        "<details><summary>Command and hyper-parameters</summary>",
+        "```",
+        "train.py --seed 13",
+        "```",
+        "- learning_rate: 0.0001",
+        "</details>",
+    ]
+    assert "\n- In this run a was b.\n" in section[2]
+    assert "trained on demo only" in section[2]
 
 
 @few_families
