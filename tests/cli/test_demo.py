@@ -1,24 +1,29 @@
 """The demo: baselines, output directory, and an end-to-end run."""
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
-from itertools import permutations
+from itertools import combinations, permutations
 from pathlib import Path
+from statistics import correlation
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from commands import save
 from forked import run_forked
+from transformers import BertConfig, BertModel
 
 from hf_ctxmodels import CtxBertTokenizer
 from hf_ctxmodels.core.command_line import find_packaged, read_recipe
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.data.demo_corpus import rated_stories, rated_words
-from hf_ctxmodels.demo import masked_words, plots, topic_classifier, word_vectors
+from hf_ctxmodels.demo import demo_runner, masked_words, plots, real_bert, topic_classifier, word_vectors
 from hf_ctxmodels.demo.demo_runner import RECORD_FILE, DemoReport, DemoRunner, Result
 from hf_ctxmodels.demo.masked_words import BigramModel
 from hf_ctxmodels.demo.plots import plot_learning_curve, plot_word_map
@@ -99,6 +104,107 @@ def test_result_text_compares_with_baselines() -> None:
         (3.6, {"a": 3.5}, True, " does not beat "),
     ):
         assert text in str(Result("metric", value, baselines, lower_is_better=lower_is_better))
+
+
+def test_report_of_a_section(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = iter([1000.0, 1064.6])
+    monkeypatch.setattr(demo_runner.time, "perf_counter", lambda: next(seconds))
+    report = DemoReport(2)
+    result = Result("loss", 2.5, {"unigrams": 6.25, "bigrams": 5.5}, lower_is_better=True)
+    report.section("Masked words")
+    report.text(f"{'a' * 60} {'b' * 37} c")
+    report.command("pretrain", "--dataset", "my text", "--tokenizer", "t" * 60, "--output_dir", "bert")
+    report.result(result, f"{'d' * 60} {'e' * 33} f")
+    report.rows([("war", "peace"), ("island", "sea")])
+    report.line()
+    report.status("step 3")  # only on a terminal
+    assert capsys.readouterr().out.splitlines() == [
+        "",
+        f"[1/2] Masked words{'1:05':>82}",
+        f"  {'a' * 60} {'b' * 37}",
+        "  c",
+        "  $ hf-ctxmodels pretrain --dataset 'my text' --tokenizer \\",
+        f"        {'t' * 60} --output_dir bert",
+        f"  loss{'2.500':>48}   beats 6.250 unigrams, 5.500 bigrams",
+        f"      {'d' * 60} {'e' * 33}",
+        "      f",
+        "  war     peace",
+        "  island  sea",
+        "",
+    ]
+    assert report.results == [result]
+
+
+def test_status_is_replaced_on_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    report = DemoReport(1)
+    report.status("s" * 200)
+    report.line("done")
+    clear = "\r\033[K"
+    assert capsys.readouterr().out == f"{clear}  {'s' * 98}\r{clear}  done\n"
+
+
+def test_real_bert_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Correlations with human ratings over the pairs of different stories, and the nearest first sentences."""
+    pytest.importorskip("sklearn", reason="the baselines need scikit-learn (extra `demo`)")
+    stories = ["dogs bark loudly", "dogs bark", "rain falls on dogs", "rain falls", "loudly the rain falls"]
+    news = ["Rain falls. Dogs bark.", "Dogs bark loudly. Rain falls.", "The dogs bark on. Rain."]
+    ratings = np.random.default_rng(0).uniform(size=(5, 5))
+    ratings = (ratings + ratings.T) / 2
+    np.fill_diagonal(ratings, 1)
+    (tmp_path / "news.txt").write_text("\n".join(news) + "\n")
+    tokenizer = CtxBertTokenizer.train(stories * 9, 100)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    model = BertModel(BertConfig(vocab_size=len(tokenizer), initializer_range=0.5, **sizes)).eval()
+    save(tmp_path / "bert", model, tokenizer)
+    monkeypatch.setattr(real_bert, "checkpoint", lambda: tmp_path / "bert")
+    monkeypatch.setattr(real_bert, "rated_stories", lambda: (stories, ratings))
+    monkeypatch.setattr(real_bert, "demo_file", lambda name: tmp_path / "news.txt")
+    monkeypatch.setattr(real_bert, "QUERIES", ("Dogs bark", "Rain falls"))
+    report = DemoReport(1)
+    real_bert.show_real_bert(report)
+
+    def vector(text: str) -> np.ndarray:
+        states = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].detach().numpy()
+        return states.mean(0) / np.linalg.norm(states.mean(0))
+
+    def tfidf_vector(text: str) -> dict[str, float]:
+        """Without the stop words of scikit-learn; smoothed document frequencies."""
+        texts = [set(re.findall(r"\w+", document.lower())) for document in (*stories, *news)]
+        words = [word for word in re.findall(r"\w+", text.lower()) if word not in ("on", "the")]
+        weights = {word: np.log(9 / (1 + sum(word in other for other in texts))) + 1 for word in words}
+        norm = sum(weight**2 for weight in weights.values()) ** 0.5
+        return {word: weight / norm for word, weight in weights.items()}
+
+    def shared_words(first: str, second: str) -> float:
+        return len({*first.split()} & {*second.split()}) / len({*first.split()} | {*second.split()})
+
+    def tfidf_cosine(first: str, second: str) -> float:
+        first_vector, second_vector = tfidf_vector(first), tfidf_vector(second)
+        return sum(weight * second_vector.get(word, 0) for word, weight in first_vector.items())
+
+    similarities = {
+        "model": lambda first, second: float(vector(first) @ vector(second)),
+        "TF-IDF": tfidf_cosine,
+        "shared words": shared_words,
+    }
+    pairs = [*combinations(range(5), 2)]
+    expected = {
+        name: correlation([similarity(stories[i], stories[j]) for i, j in pairs], [ratings[pair] for pair in pairs])
+        for name, similarity in similarities.items()
+    }
+    speed, similarity = report.results
+    assert similarity.value == pytest.approx(expected.pop("model"), abs=1e-5)
+    assert similarity.baselines == pytest.approx(expected, abs=1e-5)
+    assert speed.lower_is_better
+    first_sentences = ["Rain falls.", "Dogs bark loudly.", "The dogs bark on."]
+    output = capsys.readouterr().out
+    assert "2 layers of width 16" in output
+    assert "0 missing or unexpected weights" in output
+    for query in ("Dogs bark", "Rain falls"):
+        nearest = max(first_sentences, key=lambda text: float(vector(query) @ vector(text)))
+        assert f"    {query}\n      -> {nearest}\n" in output
 
 
 def test_human_similarity_ratings() -> None:
