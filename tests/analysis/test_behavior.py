@@ -60,6 +60,10 @@ def test_random_perturbations() -> None:
         words = number.split()
         assert (len(words[1]), len(words[3])) == (2, 1)
         assert (words[1], words[3]) != ("10", "7")
+    numbers = {perturb(("7 10",), "numbers", None, Random(seed))[0][0] for seed in range(2000)}
+    digits, tens = ({int(number.split()[i]) for number in numbers} for i in range(2))
+    assert digits == {*range(10)} - {7}
+    assert tens == {*range(11, 100)}
     assert perturb(("x x", "1"), "typos", 1, Random(0)) == []
     assert perturb(("a", "b"), "order", None, Random(0)) == [("b", "a")]
     assert perturb(("a", "a"), "order", None, Random(0)) == []

@@ -161,6 +161,44 @@ def test_contours_follow_surface():
     assert [x * x + y * y for x, y in points] == pytest.approx([0.5] * len(points), abs=0.01)
 
 
+def test_labels_of_heat_maps_are_beside_their_cells():
+    root = ElementTree.fromstring(Heatmap("h", "t", ["first", "second"], ["x", "y"], [[0.125, 0.25], [0.5, 1]]).svg())
+    groups = [node for node in root.iter() if node.tag.endswith("}g")]
+    cells = {}
+    for rect, number, _ in groups:
+        x, y, width, height = (float(rect.attrib[name]) for name in ("x", "y", "width", "height"))
+        assert x < float(number.attrib["x"]) < x + width
+        cells[number.text] = (x, x + width, y, y + height)
+    labels = {
+        node.text: (float(node.attrib["x"]), float(node.attrib["y"]), node.attrib["text-anchor"])
+        for node in root.iter()
+        if node.text in ("first", "second", "x", "y")
+    }
+    for row, number in (("first", "0.12"), ("second", "0.50")):
+        left, _, top, bottom = cells[number]
+        x, y, anchor = labels[row]
+        assert (x < left, top < y < bottom, anchor) == (True, True, "end")
+    for column, number in (("x", "0.12"), ("y", "0.25")):
+        left, right, top, _ = cells[number]
+        x, y, anchor = labels[column]
+        assert (x, y < top, anchor) == (pytest.approx((left + right) / 2), True, "middle")
+
+
+def test_colors_of_surfaces():
+    """The lowest y is at the bottom; a color bar has the colors from the lowest to the highest value."""
+    svg = Surface("s", "t", [0, 1, 2], [0, 1], [[0, None, 1], [1, 1, 0]], {}).svg()
+    lowest, highest = (sequential_color(value)[0] for value in (0, 1))
+    names = {f'fill="{lowest}"': "lowest", f'fill="{highest}"': "highest", 'class="empty"': "empty"}
+    colors = {}
+    for data, name in re.findall(r'<path d="([^"]*)" ((?:class|fill)="[^"]*")/>', svg):
+        for column, row, length in re.findall(r"M(\d+) (\d+)h(\d+)v1h-\d+z", data):
+            colors |= {(int(row), int(column) + i): names[name] for i in range(int(length))}
+    rows = [[colors[row, column] for column in range(3)] for row in range(2)]
+    assert rows == [["highest", "highest", "lowest"], ["lowest", "empty", "highest"]]
+    bar = re.findall(r'<rect x="[^"]*" y="[^"]*" width="[^"]*" height="9[^"]*" fill="([^"]*)"', svg)
+    assert bar == [sequential_color(i / 39)[0] for i in range(40)]
+
+
 def test_overlapping_arcs_differ_in_height():
     arcs = [(1, 0, ""), (4, 1, ""), (3, 2, ""), (4, 3, ""), (-1, 4, ""), (4, 5, "")]
     assert arc_levels(arcs) == [0, 1, 0, 0, 2, 0]

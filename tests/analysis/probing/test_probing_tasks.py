@@ -2,6 +2,8 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,71 @@ def test_sentence_tasks() -> None:
     assert (tense.label, tense.forms) == ("Past", ("slept",))
     assert [label_sentences(name, [CLAUSES])[0].label for name in ("sentlen", "depdepth")] == ["5-8", "2"]
     assert not label_sentences("sentlen", [parse_sentence("Go/VERB/0/root")])
+
+
+def chain(length: int) -> TreebankSentence:
+    """A sentence whose words depend on the word before, so that its depth is `length - 1`."""
+    return parse_sentence(" ".join(f"w{i}/X/{i}/{'dep' if i else 'root'}" for i in range(length)))
+
+
+def test_numbers_of_subject_and_object() -> None:
+    """Of single nouns only, not of pronouns."""
+    words = (
+        "The/DET/2/det cat/NOUN/3/nsubj:pass/Number=Sing sees/VERB/0/root/VerbForm=Fin|Tense=Pres two/NUM/5/nummod "
+        "Dogs/NOUN/3/obj/Number=Plur ./PUNCT/3/punct"
+    )
+    for name, label, forms in (
+        ("subjnum", "Sing", ("cat",)),
+        ("objnum", "Plur", ("dogs",)),
+        ("tense", "Pres", ("sees",)),
+    ):
+        (labeled,) = label_sentences(name, [parse_sentence(words)])
+        assert (labeled.label, labeled.forms) == (label, forms)
+        assert labeled.words == ["The", "cat", "sees", "two", "Dogs", "."]
+    assert not label_sentences("subjnum", [CLAUSES])
+    assert not label_sentences("objnum", [CLAUSES])
+    assert not label_sentences("subjnum", [parse_sentence(words.replace("obj", "nsubj"))]), "two subjects"
+    assert not label_sentences("objnum", [parse_sentence(words.replace("Number=Plur", "Number=Ptan"))])
+    assert not label_sentences("tense", [parse_sentence(words.replace("VerbForm=Fin", "VerbForm=Part"))])
+
+
+def test_bins_of_lengths_and_depths() -> None:
+    for name, labels in (
+        ("sentlen", {4: [], 5: ["5-8"], 8: ["5-8"], 9: ["9-12"], 25: ["21-25"], 26: ["26-28"], 28: ["26-28"], 29: []}),
+        ("depdepth", {5: ["4"], 7: ["6"], 8: []}),
+    ):
+        for length, expected in labels.items():
+            assert [sentence.label for sentence in label_sentences(name, [chain(length)])] == expected
+    star = " ".join(f"w{i}/X/{1 if i else 0}/dep" for i in range(5))
+    assert not label_sentences("depdepth", [parse_sentence(star)]), "depth 1"
+
+
+def test_content_words_follow_the_200_most_frequent_words() -> None:
+    frequent = [f"{first}{second}zz" for first, second in product("abcdefghijklmnopqrst", "abcdefghij")]
+    sentences = [frequent[start : start + 5] for start in range(0, 200, 5)] * 3
+    sentences += [["Rare", *frequent[:4]], ["rare", *frequent[:4]], ["once", *frequent[:4]], ["few", *frequent[:4]]]
+    sentences += [["rare", "both", *frequent[:4]], ["3rd-", *frequent[:4]]]
+    trees = [replace(chain(len(words)), words=words) for words in sentences]
+    labeled = label_sentences("wc", trees)
+    assert [sentence.label for sentence in labeled] == ["rare", "rare", "once"]
+
+
+def test_inverted_clauses_of_names_and_first_person() -> None:
+    """The first word of the sentence keeps its capital if it is a name or "I"."""
+    text = (
+        "X/PRON/2/nsubj slept/VERB/0/root ,/PUNCT/6/punct or/CCONJ/6/cc we/PRON/6/nsubj left/VERB/2/conj "
+        "./PUNCT/2/punct"
+    )
+    for subject, upos, expected in (("I", "PRON", "I"), ("Anna", "PROPN", "Anna"), ("They", "PRON", "they")):
+        sentence = parse_sentence(text.replace("X/PRON", f"{subject}/{upos}"))
+        labeled = label_sentences("coordinv", [sentence] * 20)
+        versions = {item.label: " ".join(item.words) for item in labeled}
+        assert versions == {
+            "original": f"{subject} slept , or we left .",
+            "inverted": f"We left , or {expected} slept .",
+        }
+    for old, new in (("we/PRON/6/nsubj", "we/PRON/6/obj"), ("./PUNCT", "now/ADV"), ("or/CCONJ/6", "or/CCONJ/2")):
+        assert not label_sentences("coordinv", [parse_sentence(text.replace(old, new))])
 
 
 @pytest.mark.parametrize("seed", range(3))
