@@ -202,6 +202,8 @@ def test_real_bert_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     output = capsys.readouterr().out
     assert "2 layers of width 16" in output
     assert "0 missing or unexpected weights" in output
+    (difference,) = re.findall(r"largest difference from the outputs .*: (\S+) \(rounding\)", output)
+    assert float(difference) < 1e-4
     for query in ("Dogs bark", "Rain falls"):
         nearest = max(first_sentences, key=lambda text: float(vector(query) @ vector(text)))
         assert f"    {query}\n      -> {nearest}\n" in output

@@ -283,6 +283,7 @@ def test_local_paths_are_not_published(directory: Path, tmp_path: Path) -> None:
     summary = TrainingSummary.load(directory)
     summary.command = f"pretrain.py --dataset '{tmp_path}/my text.txt' --output_dir={tmp_path}/run --learning_rate 1e-4"
     summary.dataset = f"{tmp_path}/one.txt, {tmp_path}/two.tsv=first,second,label, file://data/three.txt, org/name"
+    summary.dataset += ", C:\\data\\four.txt"
     summary.hyperparameters |= {"output_dir": str(tmp_path / "run")}
     summary.save(directory)
     config = json.loads((directory / "config.json").read_text())
@@ -293,7 +294,7 @@ def test_local_paths_are_not_published(directory: Path, tmp_path: Path) -> None:
         assert str(tmp_path).encode() not in text, name
     summary = json.loads(files["training_summary.json"])
     assert summary["command"] == "pretrain.py --dataset 'my text.txt' --output_dir=run --learning_rate 1e-4"
-    assert summary["dataset"] == "one.txt, two.tsv=first,second,label, three.txt, org/name"
+    assert summary["dataset"] == "one.txt, two.tsv=first,second,label, three.txt, org/name, four.txt"
     assert "my text.txt" in files["README.md"].decode()
 
 

@@ -202,6 +202,7 @@ def test_invalid_inputs() -> None:
     invalid: list[tuple[dict[str, Any], str]] = [
         ({"decoder_input_ids": torch.full((3, 36), 7)}, r"Source and target have \d+ tokens, above"),
         ({"masked_target_ids": torch.full((2, 4), 7)}, "masked_target_ids is"),
+        ({"masked_target_ids": torch.full((3, 0), 7)}, "masked_target_ids is"),
         ({"decoder_input_ids": torch.full((3, 2), 7), "past_key_values": cache}, "pass all target tokens"),
         ({"encoder_outputs": encoded.to_tuple(), "labels": labels}, "no keys_and_values"),
         ({"encoder_outputs": BaseModelOutput(encoded.last_hidden_state), "labels": labels}, "no keys_and_values"),
@@ -224,8 +225,9 @@ def test_invalid_inputs() -> None:
     for inputs, message in invalid:
         with pytest.raises(CtxError, match=message):
             model(**batch, **inputs)
-    with pytest.raises(CtxError, match="query_token_id=None"):
-        case.model(query_token_id=None)(**batch, labels=labels)
+    for token_id in (None, -1, case.model().config.vocab_size):
+        with pytest.raises(CtxError, match=f"query_token_id={token_id} is not a token"):
+            case.model(query_token_id=token_id)(**batch, labels=labels)
 
 
 def test_source_and_target_share_position_limit() -> None:
