@@ -90,6 +90,48 @@ def test_heldout_losses_of_periodic_text(tmp_path: Path, monkeypatch: pytest.Mon
     assert 0 < baselines["bigrams"] < 0.1
 
 
+def test_fill_mask_lists_the_most_probable_tokens() -> None:
+    tokenizer = CtxBertTokenizer.train(["one two three four five six"] * 9, 100)
+    scores = {"two": 5.0, "six": 4.0, "one": 3.0, "four": 2.0, "five": 1.0}
+
+    def model(input_ids: torch.Tensor, **inputs: torch.Tensor) -> SimpleNamespace:
+        logits = torch.zeros(*input_ids.shape, len(tokenizer))
+        logits[..., tokenizer.convert_tokens_to_ids("three")] = 9.0
+        ids = tokenizer.convert_tokens_to_ids([*scores])
+        is_mask = input_ids == tokenizer.mask_token_id
+        logits[is_mask] = torch.zeros(len(tokenizer)).index_put((torch.tensor(ids),), torch.tensor([*scores.values()]))
+        return SimpleNamespace(logits=logits)
+
+    stub: Any = model
+    assert masked_words.fill_mask(stub, tokenizer, "one [MASK] three") == ["two", "six", "one", "four"]
+    assert masked_words.fill_mask(stub, tokenizer, "[MASK] three four", number=1) == ["two"]
+
+
+def test_sentences_of_the_longest_articles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First sentences of at least six words: every fifth one is held out, five of the others are sampled."""
+
+    def article(title: str, count: int) -> tuple[str, list[str]]:
+        paragraphs = [f"The {title} sentence has number {index}. Another one follows." for index in range(count)]
+        return title, ["Only five words are here. This is the second sentence.", *paragraphs]
+
+    articles = [article("short", 3), article("long", 12), article("middle", 4)]
+    monkeypatch.setattr(topic_classifier, "demo_articles", lambda: articles)
+    monkeypatch.setattr(topic_classifier, "NUM_ARTICLES", 2)
+    splits = topic_classifier.write_sentences(tmp_path / "topics")
+    examples = {
+        title: [{"text": f"The {title} sentence has number {index}.", "label": title} for index in range(count)]
+        for title, count in (("long", 12), ("middle", 4))
+    }
+    assert splits["test"] == [*(examples["long"][index] for index in (0, 5, 10)), examples["middle"][0]]
+    candidates = [row for row in [*examples["long"], *examples["middle"]] if row not in splits["test"]]
+    assert all(row in candidates for row in splits["train"])
+    assert len({row["text"] for row in splits["train"]}) == len(splits["train"])
+    assert Counter(row["label"] for row in splits["train"]) == {"long": 5, "middle": 3}
+    for name, rows in splits.items():
+        lines = (tmp_path / "topics" / f"{name}.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == rows
+
+
 def test_baselines_of_masked_words_read_the_data_of_the_recipe() -> None:
     recipe = read_recipe(find_packaged(masked_words.RECIPE, "recipes", "recipe", "--recipe"))
     assert int(recipe["max_length"]) == masked_words.MAX_LENGTH
@@ -232,17 +274,57 @@ def test_plots_are_png_files(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_word_map_of_separate_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The axes name their shares of the variance; a label with enough room is to the upper right of its point."""
+@pytest.fixture
+def drawn_axes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The axes of the plots of a test."""
     pytest.importorskip("matplotlib", reason="the pictures need matplotlib (extra `demo`)")
-    figures, create_figure = [], plots._figure
-    monkeypatch.setattr(plots, "_figure", lambda *arguments: figures.append(create_figure(*arguments)) or figures[-1])
+    drawn: list[Any] = []
+    create_figure = plots._figure
+
+    def record_figure(*arguments: Any) -> tuple[Any, Any]:
+        figure, axes = create_figure(*arguments)
+        drawn.append(axes)
+        return figure, axes
+
+    monkeypatch.setattr(plots, "_figure", record_figure)
+    return drawn
+
+
+def test_word_map_of_separate_words(tmp_path: Path, drawn_axes: list[Any]) -> None:
+    """The axes name their shares of the variance; a label with enough room is to the upper right of its point."""
     corners = np.array([[0.0, 0, 1], [3, 0, 1], [0, 1, 1], [3, 1, 1]])
     plot_word_map(corners, ["a", "b", "c", "d"], ["x", "x", "y", "y"], "title", tmp_path / "map.png")
-    ((_, axes),) = figures
+    (axes,) = drawn_axes
     assert axes.get_xlabel() == "first principal component (90% of the variance)"
     assert axes.get_ylabel() == "second principal component (10%)"
     assert [(label.get_text(), label.xyann) for label in axes.texts] == [(word, (4, 4)) for word in "abcd"]
+    points = np.concatenate([group.get_offsets() for group in axes.collections])
+    distances = np.linalg.norm(points[:, None] - points, axis=-1)
+    np.testing.assert_allclose(distances, np.linalg.norm(corners[:, None] - corners, axis=-1))
+    assert [group.get_label() for group in axes.collections] == ["x", "y"]
+
+
+def test_labels_of_equal_words_do_not_overlap(tmp_path: Path, drawn_axes: list[Any]) -> None:
+    """Right and left of the point, above and below its center."""
+    vectors = np.array([[0.0, 0], [0, 0], [0, 0], [0, 0], [3, 1]])
+    plot_word_map(vectors, ["a", "b", "c", "d", "e"], ["x"] * 5, "title", tmp_path / "map.png")
+    positions = [label.xyann for label in drawn_axes[0].texts]
+    assert positions == [(4, 4), (-4, 4), (4, -8), (-4, -8), (4, 4)]
+
+
+def test_learning_curve_of_losses(tmp_path: Path, drawn_axes: list[Any]) -> None:
+    curve = [{"step": 1, "loss": 7.0}, {"step": 2, "loss": 6.0}, {"step": 2, "eval_loss": 6.5}]
+    plot_learning_curve(curve, 5.75, {"unigrams": 6.25}, "title", tmp_path / "curve.png")
+    (axes,) = drawn_axes
+    lines = {line.get_label(): [*zip(*line.get_data(), strict=True)] for line in axes.get_lines()[:3]}
+    assert lines == {
+        "training text, 40% masked": [(1, 7.0), (2, 6.0)],
+        "held-out text, 40% masked": [(2, 6.5)],
+        "held-out text, 15% masked: 5.75": [(2, 5.75)],
+    }
+    assert [[*line.get_ydata()] for line in axes.get_lines()[3:]] == [[6.25, 6.25]]
+    assert [(text.get_text(), text.xy) for text in axes.texts] == [("unigrams 6.25", (1, 6.25))]
+    assert axes.get_xlim()[0] == 0
 
 
 def test_stages_are_reused_and_resumed(tmp_path: Path, monkeypatch) -> None:
