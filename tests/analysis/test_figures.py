@@ -161,6 +161,70 @@ def test_contours_follow_surface():
     assert [x * x + y * y for x, y in points] == pytest.approx([0.5] * len(points), abs=0.01)
 
 
+def test_bars_begin_at_zero():
+    svg = BarChart("b", "t", ["p", "q"], {"a": [-1, 2], "b": [None, 1]}).svg()
+    ticks = {float(text): float(x) for x, text in re.findall(r'<text x="([\d.]*)"[^>]*"middle">(-?[\d.]+)<', svg)}
+    bar = r'<rect x="([\d.]*)" y="([\d.]*)" width="([\d.]*)"[^>]*><title>(.*)</title></rect>\n'
+    number = r'<text x="([\d.]*)" y="([\d.]*)" class="[^"]*" text-anchor="(\w+)">([^<]*)<'
+    bars = {}
+    for x, y, width, name, text_x, text_y, text_anchor, text in re.findall(bar + number, svg):
+        start, end = float(x), float(x) + float(width)
+        assert name.endswith(f": {text}")
+        assert 0 < float(text_y) - float(y) < 14
+        is_left = float(text) < 0
+        assert text_anchor == ("end" if is_left else "start")
+        assert (start - float(text_x) if is_left else float(text_x) - end) > 0
+        bars[name] = (start, end)
+    expected = {"p, a: -1": (-1, 0), "q, a: 2": (0, 2), "q, b: 1": (0, 1)}
+    assert bars == {name: pytest.approx([ticks[x] for x in ends], abs=0.02) for name, ends in expected.items()}
+
+
+def map_points(svg: str) -> list[tuple[float, float]]:
+    circle, transform = r'<circle cx="([\d.]*)" cy="([\d.]*)"', r'<path [^>]*transform="translate\(([\d.]*) ([\d.]*)\)"'
+    matches = re.findall(rf'<g class="point"[^>]*>(?:{circle}|{transform})', svg)
+    return [(float(a or c), float(b or d)) for a, b, c, d in matches]
+
+
+def test_scatter_maps_have_equal_units():
+    edges = [(0, 1, "dotted"), (1, 2, "solid")]
+    svg = ScatterMap("m", "t", [(0, 0), (4, 0), (0, 2)], ["x", "x", "y"], ["i", "j", "k"], edges=edges).svg()
+    pixels = map_points(svg)
+    unit = (pixels[1][0] - pixels[0][0]) / 4
+    assert unit > 50
+    assert pixels[1] == (pixels[0][0] + 4 * unit, pixels[0][1])
+    assert pixels[2] == pytest.approx((pixels[0][0], pixels[0][1] - 2 * unit))
+    lines = re.findall(
+        r'<path d="M([\d.]*) ([\d.]*)L([\d.]*) ([\d.]*)" class="axis"[^>]*?( stroke-dasharray="[^"]*")?/>', svg
+    )
+    assert [tuple(map(float, line[:4])) for line in lines] == [(*pixels[0], *pixels[1]), (*pixels[1], *pixels[2])]
+    assert [bool(line[4]) for line in lines] == [True, False]
+    assert re.findall(r'data-text="([^"]*)"', svg) == ["x: i", "x: j", "y: k"]
+
+
+def test_rows_of_lattices_begin_at_the_top():
+    cells = [(0, 0), (2, 0), (0, 3)]
+    pixels = map_points(ScatterMap("m", "t", cells, ["x"] * 3, ["i"] * 3, is_lattice=True).svg())
+    (x, y), spacing = pixels[0], (pixels[1][0] - pixels[0][0]) / 2
+    assert spacing > 20
+    assert pixels == [(x, y), pytest.approx((x + 2 * spacing, y)), pytest.approx((x, y + 3 * spacing))]
+
+
+def test_labels_of_equal_points_do_not_overlap():
+    """Two labels on each side of the point; further ones have no place."""
+    points = [(0, 0)] * 5 + [(1, 1), (-1, -1)]
+    svg = ScatterMap("m", "t", points, [""] * 7, [""] * 7, [*"abcde", "", "i"]).svg()
+    labels = {
+        text: (float(x), float(y))
+        for x, y, text in re.findall(r'<text x="([\d.]*)" y="([\d.]*)" class="ink halo"[^>]*>(\w)<', svg)
+    }
+    assert list(labels) == [*"abcd", "i"]
+    (x, y), width = map_points(svg)[0], 10
+    assert x < labels["a"][0] == labels["c"][0] < x + width
+    assert x - 2 * width < labels["b"][0] == labels["d"][0] < x
+    assert abs(labels["a"][1] - y) < 8
+    assert labels["b"][1] == labels["a"][1] < labels["c"][1] == labels["d"][1]
+
+
 def test_labels_of_heat_maps_are_beside_their_cells():
     root = ElementTree.fromstring(Heatmap("h", "t", ["first", "second"], ["x", "y"], [[0.125, 0.25], [0.5, 1]]).svg())
     groups = [node for node in root.iter() if node.tag.endswith("}g")]
