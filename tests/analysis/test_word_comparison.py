@@ -81,6 +81,9 @@ def test_tables_and_figures_of_constructed_scores():
     ]
     result = comparison_result(comparisons, ["one", "two"], ["log-likelihood"] * 2, max_figures=1)
     summary, largest = result.tables
+    assert summary.note == ""
+    pseudo_scores = comparison_result(comparisons, ["one", "two"], ["pseudo-log-likelihood"] * 2)
+    assert pseudo_scores.tables[0].note.startswith("Pseudo-log-likelihoods")
     assert summary.cells == [
         ["log-likelihood", 10, pytest.approx(-1.4), pytest.approx(math.exp(1.4)), 0.8, 0.9, 1],
         ["log-likelihood", 10, pytest.approx(-1.5), pytest.approx(math.exp(1.5)), 0.2, 0.9, 2],

@@ -105,6 +105,7 @@ def test_all_tables_and_figures(tmp_path: Path) -> None:
     assert curves.bands == {"trained": [[0.5, 0.75], [0.75, 1]], "untrained": [[0.25, 0.5], [0.125, 0.125]]}
     assert figures["layers-distance"].series == {"trained": [0.375, 0.625]}
     assert (figures["tasks"].rows, figures["tasks"].values) == (["pos", "distance"], [[0, 0.25], [0, 0.25]])
+    assert figures["tasks"].low == 0
     mix_series = {"mixing weight": [0.375, 0.25, 0.375], "gain of the layer": [None, 0.125, -0.125]}
     assert figures["mix-pos"].series == mix_series
     assert figures["tree"].arcs_above == [[1, 0, "nsubj"], [1, 2, "obj"]]
