@@ -218,6 +218,7 @@ def test_labels_of_equal_points_do_not_overlap():
         for x, y, text in re.findall(r'<text x="([\d.]*)" y="([\d.]*)" class="ink halo"[^>]*>(\w)<', svg)
     }
     assert list(labels) == [*"abcd", "i"]
+    assert svg.count("<circle") == len(points), "a single group without a name has no legend"
     (x, y), width = map_points(svg)[0], 10
     assert x < labels["a"][0] == labels["c"][0] < x + width
     assert x - 2 * width < labels["b"][0] == labels["d"][0] < x

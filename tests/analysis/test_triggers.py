@@ -193,6 +193,9 @@ def test_success_is_a_share_of_vulnerable_examples(increases_loss: bool) -> None
     result = measure_triggers([make_stub(0), make_stub(1)], 2, range(40), options, seed=3, random_triggers=1)
     test_half = split_halves(range(40), 3)[1]
     assert sorted(split_halves(range(40), 3)[0] + test_half) == list(range(40))
+    assert split_halves("xy", 3) in ((["x"], ["y"]), (["y"], ["x"]))
+    with pytest.raises(CtxError, match="Got 1 examples"):
+        split_halves("x", 3)
     assert result.triggers == ["a", "b"]
     for model in range(2):
         plain, *changed = outcomes[model][:, test_half]
