@@ -18,11 +18,13 @@ from hf_ctxmodels.layers.attention.head_gates import disabled_heads
 from hf_ctxmodels.registry import FAMILIES
 
 CASES = [case for case in BASES if issubclass(case.family.config, CtxTransformerConfig)]
-DISABLED_HEADS = [1, 3]
+DISABLED_HEADS = (1, 3)
 
 
 def all_layers(model: nn.Module) -> dict[int | str, list[int]]:
-    return dict.fromkeys(attention_layers(model), DISABLED_HEADS)
+    """The heads to disable in each layer; a decoder may have fewer heads than the encoder."""
+    layers = attention_layers(model)
+    return {name: [head for head in DISABLED_HEADS if head in layer.heads] for name, layer in layers.items()}
 
 
 def run(model: nn.Module, batch: dict[str, Tensor], **kwargs: Any) -> Any:
@@ -48,8 +50,9 @@ def assert_equal_outputs(actual: Any, expected: Any, message: str, atol: float =
 def with_zeroed_heads(model: nn.Module) -> nn.Module:
     """A copy whose output projections have zero weights for the disabled heads."""
     model = copy.deepcopy(model)
-    for layer in attention_layers(model).values():
-        layer.out_proj.weight.view(layer.out_proj.weight.shape[0], len(layer.heads), -1)[:, DISABLED_HEADS] = 0
+    for layer, heads in zip(attention_layers(model).values(), all_layers(model).values(), strict=True):
+        weight = layer.out_proj.weight
+        weight.view(weight.shape[0], len(layer.heads), -1)[:, heads] = 0
     return model
 
 
@@ -85,15 +88,17 @@ def test_uniform_mode_attention_weights(case: Case) -> None:
     model, batch = case.model(), make_batch(case)
     layers = attention_layers(model)
     names = [name for name in ("0", "decoder.0") if name in layers]  # the first layers, whose inputs do not change
+    heads = {name: all_layers(model)[name] for name in names}
     fields = {"0": "encoder_attentions" if case.is_encoder_decoder else "attentions", "decoder.0": "decoder_attentions"}
     with inspection_mode(model):
         baseline = run(model, batch, output_attentions=True)
-        with disabled_heads(model, dict.fromkeys(names, DISABLED_HEADS), mode="uniform"):
+        with disabled_heads(model, heads, mode="uniform"):
             gated = run(model, batch, output_attentions=True)
             for name in names:
                 expected, actual = baseline[fields[name]][0].clone(), gated[fields[name]][0]
                 visible = (expected > 0).float()
-                expected[:, DISABLED_HEADS] = (visible / visible.sum(-1, keepdim=True).clamp(min=1))[:, DISABLED_HEADS]
+                uniform = visible / visible.sum(-1, keepdim=True).clamp(min=1)
+                expected[:, heads[name]] = uniform[:, heads[name]]
                 token_mask = batch["attention_mask"].bool() if "attention_mask" in batch else batch["input_ids"] != 0
                 rows = token_mask[:, None, :].expand(-1, expected.shape[1], -1)
                 assert_close(actual[rows], expected[rows], atol=1e-5, rtol=1e-4, msg=lambda text: f"{case}: {text}")
@@ -112,8 +117,8 @@ def test_pruned_model_equals_disabled_heads(case: Case, tmp_path: Path) -> None:
         expected = run(model, batch)
     size = model.num_parameters()
     assert "pruned_heads" not in model.config.to_dict()
-    prune_heads(model, dict.fromkeys(heads, DISABLED_HEADS[:1]))
-    prune_heads(model, dict.fromkeys(heads, DISABLED_HEADS[1:]))  # the heads keep their numbers
+    prune_heads(model, {name: numbers[:1] for name, numbers in heads.items()})
+    prune_heads(model, {name: numbers[1:] for name, numbers in heads.items()})  # the heads keep their numbers
     assert model.num_parameters() < size
     assert_equal_outputs(run(model, batch), expected, f"{case} pruned", 1e-5)
     directory = tmp_path / case.family.name
@@ -213,7 +218,7 @@ def test_disabled_heads_of_transformers_models(config: Any) -> None:
     for layer in attention_layers(expected_model).values():
         weight = layer.out_proj.weight.data
         heads_first = weight.T if type(layer.out_proj) is nn.Linear else weight
-        heads_first.unflatten(0, (4, 8))[DISABLED_HEADS] = 0
+        heads_first.unflatten(0, (4, 8))[list(DISABLED_HEADS)] = 0
     with disabled_heads(model, all_layers(model)):
         assert_close(run(model, inputs)[0], run(expected_model, inputs)[0], atol=1e-6, rtol=1e-5)
     if config.model_type in ("t5", "gpt2"):  # relative positions, fused projections

@@ -245,9 +245,10 @@ class TestRecordedOutputs:
         mask, models = batch["attention_mask"], models_by_path(attention_case)
         expected = models.pop("eager")(**batch, output_attentions=True)
         config = attention_case.config()
+        heads = getattr(config, "decoder_attention_heads", config.num_attention_heads)  # the decoder's, if there is one
         assert len(expected.attentions) == config.num_hidden_layers
         for layer in expected.attentions:
-            assert layer.shape == (mask.shape[0], config.num_attention_heads, mask.shape[1], mask.shape[1])
+            assert layer.shape == (mask.shape[0], heads, mask.shape[1], mask.shape[1])
             assert_close(layer.sum(-1), torch.ones(layer.shape[:-1]))
             assert not layer.masked_select(mask[:, None, None, :] == 0).any()
         for path, model in models.items():

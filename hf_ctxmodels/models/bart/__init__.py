@@ -39,7 +39,7 @@ SPEC = FamilySpec(
     traits=Traits(
         tiny={
             "decoder_layers": 3,
-            "decoder_attention_heads": 4,
+            "decoder_attention_heads": 2,
             "decoder_ffn_dim": 40,
             "bos_token_id": 1,
             "eos_token_id": 2,

@@ -53,7 +53,7 @@ SPEC = FamilySpec(
     traits=Traits(
         tiny={
             "decoder_layers": 3,
-            "decoder_attention_heads": 4,
+            "decoder_attention_heads": 2,
             "decoder_ffn_dim": 40,
             "decoder_start_token_id": 2,
             "n_langs": 1,
