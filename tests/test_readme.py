@@ -15,6 +15,8 @@ from fork_server import ForkServer
 from hub_server import ROOT, HubServer
 from transformers import BertConfig, BertForMaskedLM
 
+from hf_ctxmodels import CtxT5Config, CtxT5ForConditionalGeneration
+
 PRETRAINING = "docs/how-to/pretrain.md"
 TESTED_ELSEWHERE = {"docs/how-to/export.md"}  # needs extra packages: tests/test_export.py
 EXAMPLE = re.compile(r"^```(python|bash)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -90,7 +92,7 @@ def commands(language: str, code: str) -> list[list[str]]:
 
 
 def make_workspace(folder: Path) -> Path:
-    """Write the files that the pages assume: a corpus, labeled reviews and a reference checkpoint."""
+    """Write the files that the pages assume: a corpus, labeled reviews, a reference checkpoint and a T5."""
     documents = ["\n".join(SENTENCES[first:] + SENTENCES[:first]) for first in range(5)]
     (folder / "corpus.txt").write_text("\n\n".join(documents * 4) + "\n")
     reviews = [f'"{sentence}",{number % 2}' for number, sentence in enumerate(SENTENCES * 4)]
@@ -100,6 +102,8 @@ def make_workspace(folder: Path) -> Path:
     BertForMaskedLM(config).save_pretrained(folder / "checkpoints" / "bert")
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_lowercase]
     (folder / "checkpoints" / "bert" / "vocab.txt").write_text("\n".join(vocabulary))
+    t5_config = CtxT5Config(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, head_dim=8)
+    CtxT5ForConditionalGeneration(t5_config).save_pretrained(folder / "runs" / "t5")
     return folder
 
 
