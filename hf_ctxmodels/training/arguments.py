@@ -50,6 +50,17 @@ class LambOptions(AdamOptions):
 
 
 @dataclass(frozen=True)
+class MuonOptions(AdamOptions):
+    """Muon (Jordan et al. 2024) for the weight matrices of the layers, AdamW for the other parameters."""
+
+    momentum: float = flag(0.95, "Decay of Muon's momentum; the other options of this kind are AdamW's.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "momentum", at_least=0, below=1, location="--optimizer")
+
+
+@dataclass(frozen=True)
 class AdafactorOptions(OptimizerOptions):
     """Adafactor (Shazeer & Stern 2018), with factored second moments that need little memory."""
 
@@ -98,6 +109,7 @@ MAX_WARMUP_STEPS = 10_000
 OPTIMIZERS: dict[str, type] = {
     "adamw": AdamWOptions,
     "lamb": LambOptions,
+    "muon": MuonOptions,
     "adafactor": AdafactorOptions,
     "adagrad": AdaGradOptions,
     "sgd": SGDOptions,
@@ -182,8 +194,8 @@ class LoopArguments(DeviceArguments):
     )
     warmup_steps: float | None = _optimization_flag(
         None,
-        "Steps of linear warm-up; a fraction of all steps if below 1; by default 0.1, at most 10,000, with adamw, lamb "
-        "or adafactor and a decaying rate.",
+        "Steps of linear warm-up; a fraction of all steps if below 1; by default 0.1, at most 10,000, with adamw, "
+        "lamb, muon or adafactor, if the rate decays.",
     )
     layerwise_lr_decay: float = _optimization_flag(
         1.0, "Factor between the learning rates of adjacent layers; ULMFiT: 2.6."

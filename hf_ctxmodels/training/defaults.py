@@ -24,11 +24,13 @@ from hf_ctxmodels.training.arguments import (
     CosineOptions,
     LinearOptions,
     LoopArguments,
+    MuonOptions,
     OptimizerOptions,
 )
 
 BASE_WIDTH, BASE_LAYERS = 768, 12  # BERT-base
 PRETRAINING_RATE, FINETUNING_RATE = 1.4e-4, 5e-5  # of Adam, for BERT-base
+MUON_PRETRAINING_RATE = 2.8e-4  # for BERT-base
 # of steps multiplied by the root mean square of the parameter
 SCALED_PRETRAINING_RATE, SCALED_FINETUNING_RATE = 1e-2, 1e-3
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022 (arXiv 2203.15556), table 3
@@ -95,9 +97,11 @@ def _default_rate(
     rate = family_defaults(config).learning_rate
     if rate is not None and not arguments.is_finetuning and optimizer == _family_optimizer(arguments, config):
         return rate, False
+    if isinstance(optimizer, MuonOptions) and not arguments.has_pretrained_weights:
+        return rate_for_size(config, MUON_PRETRAINING_RATE), True
     if not isinstance(optimizer, AdamWOptions | AdafactorOptions):
         raise CtxError(
-            f"{type(optimizer).__name__.removesuffix('Options')} has no default learning rate.",
+            f"{type(optimizer).__name__.removesuffix('Options')} has no default learning rate for this run.",
             location="--optimizer",
             hint="pass --learning_rate.",
         )

@@ -25,6 +25,7 @@ from hf_ctxmodels.training.arguments import (
     LambOptions,
     LinearOptions,
     LoopArguments,
+    MuonOptions,
     NTASGDOptions,
     SlantedTriangularOptions,
 )
@@ -156,9 +157,11 @@ def make_optimizer(model: PreTrainedModel, arguments: LoopArguments) -> torch.op
     match options:
         case AdamOptions():
             settings: dict[str, Any] = {"lr": rate, "betas": (options.beta1, options.beta2), "eps": options.epsilon}
-            if not isinstance(options, AdamWOptions):
+            if isinstance(options, LambOptions):
                 return _lamb(groups, settings)
-            if options.scale_by_size:
+            if isinstance(options, MuonOptions):
+                return MuonWithAdamW(_groups_by_update(model, groups), momentum=options.momentum, **settings)
+            if isinstance(options, AdamWOptions) and options.scale_by_size:
                 return ScaledAdamW(groups, **settings)
             # Loshchilov & Hutter 2019; the fused form is one kernel for all parameters
             return torch.optim.AdamW(groups, fused=True, **settings)
@@ -194,6 +197,74 @@ def _lamb(groups: list[dict[str, Any]], settings: dict[str, Any]) -> torch.optim
     optimizer = Lamb(groups, weight_decouple=False, adam_debias=True, **settings)
     optimizer.clamp = math.inf  # the package limits the norm of weights to 10; large embeddings exceed it
     return optimizer
+
+
+def _groups_by_update(model: PreTrainedModel, groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups of parameters, with the weight matrices of the layers in separate groups with `use_muon`.
+
+    Embeddings and heads are updated by AdamW, as in Jordan et al. 2024. Raises CtxError if the layers have no matrices.
+    """
+    depths = _parameters_by_depth(model)
+    matrices = {
+        parameter
+        for depth in depths.keys() - {_EMBEDDINGS, _HEADS}
+        for parameter in depths[depth]
+        if parameter.ndim == 2
+    }
+    if not matrices:
+        raise CtxError(
+            f"{type(model).__name__} has no trainable weight matrices in layers, which Muon updates.",
+            location="--optimizer muon",
+            hint="use --optimizer adamw.",
+        )
+    divided = []
+    for group in groups:
+        for use_muon in (True, False):
+            parameters = [parameter for parameter in group["params"] if (parameter in matrices) == use_muon]
+            if parameters:
+                divided.append({**group, "params": parameters, "use_muon": use_muon})
+    return divided
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Muon for the groups of weight matrices with `use_muon`, and AdamW for the other groups.
+
+    Muon orthogonalizes the momentum of a matrix (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon). Its
+    updates are scaled to the root mean square of AdamW's (Liu et al. 2025, arXiv 2502.16982, equation 4), so that both
+    have the same learning rate and weight decay. `betas` and `eps` are AdamW's.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, Any]],
+        lr: float,
+        momentum: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        self._optimizers: dict[bool, torch.optim.Optimizer] = {}  # by use_muon; each adds its options to its groups
+        if groups := self._groups(use_muon=True):
+            self._optimizers[True] = torch.optim.Muon(groups, momentum=momentum, adjust_lr_fn="match_rms_adamw")
+        if groups := self._groups(use_muon=False):
+            self._optimizers[False] = torch.optim.AdamW(groups, betas=betas, eps=eps, fused=True)
+
+    def _groups(self, use_muon: bool) -> list[dict[str, Any]]:
+        return [group for group in self.param_groups if group["use_muon"] == use_muon]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update the parameters; returns the loss of `closure`, if given, which is called first."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for use_muon, optimizer in self._optimizers.items():
+            # `load_state_dict` replaces both
+            optimizer.state, optimizer.param_groups = self.state, self._groups(use_muon)
+            optimizer.step()
+        return loss
 
 
 class ScaledAdamW(torch.optim.Optimizer):
@@ -281,7 +352,7 @@ def require_sharded_updates(options: Any, sharded_by: Literal["FSDP", "DeepSpeed
     name = type(options).__name__.removesuffix("Options").lower()
     if isinstance(options, AdamWOptions) and options.scale_by_size:
         name += ":scale_by_size=true"
-    is_unsupported = isinstance(options, AdafactorOptions | LambOptions)
+    is_unsupported = isinstance(options, AdafactorOptions | LambOptions | MuonOptions)
     if sharded_by == "DeepSpeed":
         is_unsupported |= isinstance(options, ASGDOptions) or name.endswith("scale_by_size=true")
     if is_unsupported:

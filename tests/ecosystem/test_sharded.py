@@ -85,7 +85,7 @@ def test_optimizers_of_sharded_weights(optimizer: str, mesh: DeviceMesh) -> None
         results.append({name: weight.full_tensor() if is_sharded else weight.detach() for name, weight in weights})
     for name, weight in results[0].items():
         assert_close(results[1][name], weight, name)
-    for name in ("adafactor", "lamb"):
+    for name in ("adafactor", "lamb", "muon"):
         with pytest.raises(CtxError, match=f"{name} cannot update weights that are sharded"):
             require_sharded_updates(LoopArguments(output_dir="none", optimizer=name).optimizer)
 

@@ -40,9 +40,21 @@ def test_explicit_learning_rates(tmp_path) -> None:
     resolved = with_default_rates(LoopArguments(output_dir=str(tmp_path), **values), config)
     assert (resolved.learning_rate, resolved.warmup(100)) == (3e-4, 7)
     assert not resolved.optimizer.scale_by_size
-    with pytest.raises(CtxError, match="no default learning rate") as error:
-        with_default_rates(LoopArguments(output_dir=str(tmp_path), optimizer="sgd"), config)
-    assert "--learning_rate" in error.value.hint
+    for loop_arguments in (
+        LoopArguments(output_dir=str(tmp_path), optimizer="sgd"),
+        FinetuningLoopArguments(output_dir=str(tmp_path), optimizer="muon"),
+    ):
+        with pytest.raises(CtxError, match="no default learning rate") as error:
+            with_default_rates(loop_arguments, config)
+        assert "--learning_rate" in error.value.hint
+
+
+def test_default_learning_rate_of_muon(tmp_path) -> None:
+    spec = FAMILIES["bert"]
+    resolved = with_default_rates(
+        LoopArguments(output_dir=str(tmp_path), optimizer="muon"), spec.config(**spec.sizes["tiny"])
+    )
+    assert (resolved.learning_rate, resolved.warmup(1000)) == (4.1e-3, 100)
 
 
 @pytest.mark.parametrize(("examples", "epochs"), [(701, 20), (4000, 4), (67_349, 3)])

@@ -207,7 +207,7 @@ def test_resume_with_gradual_unfreezing(workspace, pretraining_setup, tmp_path):
     assert not {name for name in trained if name.startswith(("bert.embeddings", "bert.layers"))}
 
 
-@pytest.mark.parametrize("optimizer", ["lamb", "adafactor"])
+@pytest.mark.parametrize("optimizer", ["lamb", "adafactor", "muon"])
 def test_resume_with_other_optimizers(workspace, pretraining_setup, tmp_path, optimizer):
     common = {"optimizer": optimizer, "learning_rate": 1e-2, "lr_scheduler": "linear", "max_steps": 6}
 

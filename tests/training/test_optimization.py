@@ -1,5 +1,6 @@
 """Optimizers and schedules against their papers' formulas, averaged weights, and scaled learning rates."""
 
+import copy
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -8,13 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from hf_ctxmodels import CtxError
+from hf_ctxmodels import CtxError, CtxWord2VecConfig, CtxWord2VecModel
 from hf_ctxmodels.training.arguments import (
     AdafactorOptions,
     AdaGradOptions,
     AdamWOptions,
     LambOptions,
     LoopArguments,
+    MuonOptions,
 )
 from hf_ctxmodels.training.optimizers import NEVER, Averaging, make_optimizer, make_scheduler, scaled_learning_rate
 
@@ -127,6 +129,58 @@ def test_scaled_adamw():
                 x[index] -= rate * (size * update + (decay * x[index] if parameter.ndim == 2 else 0))
             updated = parameter.detach().double().flatten()
             torch.testing.assert_close(updated, torch.tensor(x).double(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("separate_head", [False, True])
+def test_muon(separate_head):
+    """Equations 1 to 4 of Liu et al. 2025 for the matrices of the layers, and AdamW for embeddings, head and biases.
+
+    The iterations are in bfloat16, whose rounding errors are below 10% of the step.
+    """
+    torch.manual_seed(0)
+    layer = nn.ModuleDict({"up": nn.Linear(4, 12), "norm": nn.LayerNorm(12), "down": nn.Linear(12, 4)})
+    base = nn.ModuleDict({"embeddings": nn.Embedding(30, 4), "layers": nn.ModuleList([layer])})
+    model: Any = nn.ModuleDict({"base": base, "head": nn.Linear(4, 2)})
+    model.base_model, model.base_model_prefix = base, "base"
+    rate, decay, momentum, beta1, beta2, epsilon = 0.02, 0.1, 0.9, 0.8, 0.95, 1e-6
+    options = MuonOptions(weight_decay=decay, momentum=momentum, beta1=beta1, beta2=beta2)
+    head_rate = 0.05 if separate_head else None
+    arguments = LoopArguments("x", max_steps=1, learning_rate=rate, optimizer=options, head_learning_rate=head_rate)
+    optimizer = make_optimizer(model, arguments)
+    expected = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    moments = {name: (torch.zeros_like(x), torch.zeros_like(x)) for name, x in expected.items()}
+    matrices = ("base.layers.0.up.weight", "base.layers.0.down.weight")
+    for step in range(1, 5):
+        if step == 3:  # a resumed run
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.randn_like(parameter)
+            x, (first, second), g = expected[name], moments[name], parameter.grad.clone()
+            step_rate = head_rate if head_rate and name.startswith("head") else rate
+            x *= 1 - step_rate * decay * (x.ndim == 2)
+            if name in matrices:
+                first.copy_(momentum * first + (1 - momentum) * g)
+                update = momentum * first + (1 - momentum) * g  # Nesterov
+                update = update / update.norm()
+                for _ in range(5):
+                    a, b, c = 3.4445, -4.7750, 2.0315
+                    gram = update @ update.T
+                    update = a * update + (b * gram + c * gram @ gram) @ update
+                x -= step_rate * 0.2 * max(x.shape) ** 0.5 * update
+            else:
+                first.copy_(beta1 * first + (1 - beta1) * g)
+                second.copy_(beta2 * second + (1 - beta2) * g * g)
+                x -= step_rate * first / (1 - beta1**step) / ((second / (1 - beta2**step)).sqrt() + epsilon)
+        optimizer.step()
+        for name, parameter in model.named_parameters():
+            tolerance = 0.1 * rate if name in matrices else 1e-6
+            torch.testing.assert_close(parameter.detach(), expected[name], rtol=0, atol=tolerance)
+
+
+def test_muon_without_matrices_raises():
+    model = CtxWord2VecModel(CtxWord2VecConfig(vocab_size=10, hidden_size=4))
+    with pytest.raises(CtxError, match=r"CtxWord2VecModel has no(.|\n)*--optimizer muon"):
+        make_optimizer(model, LoopArguments("x", max_steps=1, learning_rate=1.0, optimizer="muon"))
 
 
 def test_adagrad_with_initial_accumulator():
