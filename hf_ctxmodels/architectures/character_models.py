@@ -180,6 +180,7 @@ class CharacterModel(CharacterPreTrainedModel):
                 projection_size=config.projection_size,
                 cell_clip=config.cell_clip,
                 projection_clip=config.projection_clip,
+                joint_initialization=True,
             )
             for _ in range(config.num_hidden_layers)
         )

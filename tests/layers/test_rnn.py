@@ -11,6 +11,7 @@ from hf_ctxmodels.layers.recurrent.custom_ops import RECURRENCE_OPERATORS
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.layers.recurrent.recurrence import scan_gru, scan_lstm
 from hf_ctxmodels.layers.recurrent.rnn import GRU, LSTM
+from hf_ctxmodels.registry import get_family
 
 Layer = LSTM | GRU
 TOKENS = torch.tensor(
@@ -224,6 +225,19 @@ def test_initial_biases() -> None:
     assert torch.equal(layer.bias, gates.expand(2, -1))
     assert layer.state_bias is not None
     assert not layer.state_bias.any()
+
+
+@pytest.mark.parametrize("family", ["elmo", "cvt"])
+def test_tensorflow_initialization(family) -> None:
+    """One matrix maps input and output of the previous step to all gates: the `kernel` of TensorFlow's LSTMCell, with
+    its default initializer `glorot_uniform`, as in bilm-tf and in the released code of CVT."""
+    spec = get_family(family)
+    layer = spec.models["AutoModel"](spec.config(**spec.sizes["tiny"] | {"cell_size": 256})).layers[0]
+    inputs, outputs = layer.input_weight.shape[2], layer.output_size
+    kernel = torch.cat([layer.input_weight, layer.state_weight], 2)
+    std = (2 / (inputs + outputs + 4 * layer.cell_size)) ** 0.5
+    assert kernel.std().item() == pytest.approx(std, rel=0.03)
+    assert layer.projection.std().item() == pytest.approx((2 / (layer.cell_size + outputs)) ** 0.5, rel=0.03)
 
 
 def test_weight_dropout_has_one_mask_per_pass() -> None:

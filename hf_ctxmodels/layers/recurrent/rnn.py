@@ -46,6 +46,8 @@ class LSTM(nn.Module):
         state_bias: Add a second bias, of the recurrent weights, as in `torch.nn.LSTM`.
         weight_dropout: Dropout rate of the recurrent weights, one mask per forward pass (Merity et al. 2017, arXiv
             1708.02182, section 2).
+        joint_initialization: Initialize the weights of all gates and both inputs as one matrix, with smaller values, as
+            TensorFlow's `LSTMCell` does by default, instead of each gate and input separately.
     """
 
     initializes_itself = True
@@ -61,9 +63,10 @@ class LSTM(nn.Module):
         directions: int = 2,
         state_bias: bool = False,
         weight_dropout: float = 0.0,
+        joint_initialization: bool = False,
     ) -> None:
         super().__init__()
-        self.weight_dropout = weight_dropout
+        self.weight_dropout, self.joint_initialization = weight_dropout, joint_initialization
         self.cell_size, self.output_size = cell_size, projection_size or cell_size
         self.cell_clip, self.projection_clip = cell_clip, projection_clip
         gates = LSTM_GATES * cell_size
@@ -79,8 +82,11 @@ class LSTM(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Variance-preserving weights, and a forget bias of one (Jozefowicz et al. 2015)."""
-        for weight in (self.input_weight, self.state_weight):
-            init.normal_(weight, std=(2 / (self.cell_size + weight.shape[2])) ** 0.5)
+        weights = self.input_weight, self.state_weight
+        joint_size = LSTM_GATES * self.cell_size + sum(weight.shape[2] for weight in weights)
+        for weight in weights:
+            size = joint_size if self.joint_initialization else self.cell_size + weight.shape[2]
+            init.normal_(weight, std=(2 / size) ** 0.5)
         if self.projection is not None:
             init.normal_(self.projection, std=(2 / (self.cell_size + self.output_size)) ** 0.5)
         if not getattr(self.bias, "_is_hf_initialized", False):
