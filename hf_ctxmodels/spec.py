@@ -114,12 +114,14 @@ class TrainingDefaults:
     Attributes:
         optimizer: Optimizer of pretraining, as on the command line.
         learning_rate: Its peak learning rate; None for the rule by size.
+        architecture_rates: Values of the configuration's `architecture` with another learning rate -> this rate.
         num_train_epochs: Passes over the data; None for a number of tokens by size.
         finetuning_optimizer: Optimizer of fine-tuning.
     """
 
     optimizer: str = "adamw"
     learning_rate: float | None = None
+    architecture_rates: Mapping[str, float] = field(default_factory=dict)
     num_train_epochs: float | None = None
     finetuning_optimizer: str = "adamw"
 

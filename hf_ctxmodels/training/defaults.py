@@ -94,7 +94,8 @@ def _default_rate(
     arguments: LoopArguments, optimizer: OptimizerOptions, config: PreTrainedConfig | None
 ) -> tuple[float, bool]:
     """The learning rate of an optimizer, and whether it depends on the size of the model."""
-    rate = family_defaults(config).learning_rate
+    defaults = family_defaults(config)
+    rate = defaults.architecture_rates.get(getattr(config, "architecture", ""), defaults.learning_rate)
     if rate is not None and not arguments.is_finetuning and optimizer == _family_optimizer(arguments, config):
         return rate, False
     if isinstance(optimizer, MuonOptions) and not arguments.has_pretrained_weights:

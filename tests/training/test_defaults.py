@@ -35,6 +35,13 @@ def test_default_learning_rate_by_family_and_size(tmp_path, family, size, is_fin
     assert resolved.warmup(10**6) <= 10_000
 
 
+def test_default_learning_rate_by_architecture(tmp_path) -> None:
+    """word2vec.c has a rate of 0.025, and 0.05 for the continuous bag of words."""
+    for architecture, rate in (("skip-gram", 0.025), ("cbow", 0.05)):
+        config = FAMILIES["word2vec"].config(architecture=architecture)
+        assert with_default_rates(LoopArguments(output_dir=str(tmp_path)), config).learning_rate == rate
+
+
 def test_explicit_learning_rates(tmp_path) -> None:
     config, values = FAMILIES["t5"].config(), {"optimizer": "adamw", "learning_rate": 3e-4, "warmup_steps": 7}
     resolved = with_default_rates(LoopArguments(output_dir=str(tmp_path), **values), config)

@@ -28,7 +28,9 @@ SPEC = FamilySpec(
     # 3 million words and phrases of news articles; only the input vectors are published.
     published={"news": PublishedCount({"vocab_size": 3_000_000, "hidden_size": 300}, {"AutoModel": 900_000_000})},
     # the defaults of the released code
-    training=TrainingDefaults(optimizer="sgd", learning_rate=0.025, num_train_epochs=5),
+    training=TrainingDefaults(
+        optimizer="sgd", learning_rate=0.025, architecture_rates={"cbow": 0.05}, num_train_epochs=5
+    ),
     traits=Traits(short_training=ShortTraining(steps=400)),
 )
 
