@@ -121,7 +121,7 @@ class SampledMixture(Mixture):
 
 class ScheduledMixture(Mixture):
     """Optimizer steps of one dataset each, in stages with a number of steps for each dataset (Sun et al. 2020,
-    section 3.2, "continual multi-task learning").
+    "Continual Multi-task Learning").
 
     The steps of a dataset are spread evenly over a stage, and their number is exact. The last stage is repeated.
 

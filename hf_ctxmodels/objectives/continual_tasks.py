@@ -225,7 +225,7 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
     Examples longer than `max_length` are skipped and counted. The English pretraining code was not released; m, the
     number of targets, the use of one task in a step and equal loss weights are choices of this implementation.
 
-    References: Sun et al. 2020, sections 3.2 and 4.2.
+    References: Sun et al. 2020, "Continual Multi-task Learning" and "Pre-training Tasks".
     Related: `UnitMaskingWithPairs` is ERNIE 1.0's; `SentenceTasks` samples the task of a step at random.
 
     Example:

@@ -138,7 +138,7 @@ ADAPTER_CONFIGS: Mapping[str, BottleneckConfig] = {
     "madx-task": BottleneckConfig(),
 }
 """Pfeiffer et al. 2021; Houlsby et al. 2019; He et al. 2022; language and task adapters of MAD-X (Pfeiffer et al. 2020,
-section 5.3)."""
+section 5, "Experimental Setup")."""
 
 # AdapterHub's names of these configurations, also from earlier releases; a file may hold a name instead of the fields.
 _ADAPTERHUB_CONFIGS = {

@@ -34,11 +34,11 @@ class TaggingOptions:
         dropout: Dropout rate of the states of each layer; the word vectors have the dropout of the features.
         variational_dropout: Drop the same features of all words of a sentence (Gal & Ghahramani 2016).
         highway: Layers of one direction, alternately forward and backward, with highway connections and dropout of
-            their recurrent states (He et al. 2017, section 2), instead of bidirectional layers.
+            their recurrent states (He et al. 2017, section 2.1), instead of bidirectional layers.
         crf: Conditional random field; else the labels are independent.
         constrained: Predict valid BIO labels only. With the conditional random field invalid labels also have
             probability 0 in training. Without effect on other labels, such as parts of speech.
-        predicate_size: Width of the embeddings that mark the predicate (He et al. 2017, section 2.4); 0 for none.
+        predicate_size: Width of the embeddings that mark the predicate (He et al. 2017, section 2.1); 0 for none.
     """
 
     hidden_size: int = 200

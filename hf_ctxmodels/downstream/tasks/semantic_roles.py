@@ -25,7 +25,7 @@ Examples = Sequence[TaggedSentence]
 PREDICATE_MARKER = "*"
 """Word before the predicate, for models without two segments."""
 PREDICATE_SIZE = 100
-"""Width of the embeddings of the predicate in a new task network (He et al. 2017, section 4.1)."""
+"""Width of the embeddings of the predicate in a new task network, as in AllenNLP's tagger (He et al. 2017)."""
 _DEFAULT_SCORES = {"O": 0.0, "I": -1e-3, "B": -2e-3}  # preference among equal tags
 _DECODING_BATCH = 256  # sentences per batch of the Viterbi algorithm
 _WINDOW = 8  # words on each side of the predicate that the baseline labels
@@ -37,7 +37,7 @@ class SemanticRoleLabeling(TokenClassification):
     A model with two or more segments (`config.type_vocab_size`) reads the predicate as segment 1, as in AllenNLP's BERT
     tagger, a task network reads an embedding of it (`predicate_size` of its options), and other models read the word
     `*` before the predicate. The tags are decoded by the Viterbi algorithm under the constraints of BIO (He et al.
-    2017, section 2.3). In a sentence that is longer than `max_length`, only the window with the predicate has the mark.
+    2017, section 2.2). In a sentence that is longer than `max_length`, only the window with the predicate has the mark.
     """
 
     name = "semantic-role-labeling"

@@ -1,4 +1,4 @@
-"""ERNIE configuration (Sun et al. 2019, section 4.1; Sun et al. 2020, section 4.1; the released models)."""
+"""ERNIE configuration (Sun et al. 2019, section 4.1; Sun et al. 2020; the released models)."""
 
 from typing import ClassVar
 

@@ -24,7 +24,7 @@ TIED_WEIGHTS = {"mlm_head.decoder.weight": "ernie.embeddings.word_embeddings.wei
 
 
 class TaskEmbeddings(TokenPositionTypeEmbeddings):
-    """BERT's input embeddings plus embeddings of the pretraining task (Sun et al. 2020, section 3.3.1), unless
+    """BERT's input embeddings plus embeddings of the pretraining task (Sun et al. 2020, "Task Embedding"), unless
     `num_tasks` is None; for the other arguments see `TokenPositionTypeEmbeddings`."""
 
     def __init__(self, num_tasks: int | None, *sizes: int, **options: Any) -> None:
@@ -159,7 +159,7 @@ class CtxErnieForPreTrainingOutput(ModelOutput):
 
 class CtxErnieForPreTraining(CtxErnieHeadModel):
     """Masked units, and the tasks of `config.pretraining_tasks`, each a linear classifier of the token states or of the
-    pooled output (Sun et al. 2020, section 3.3). The examples of a batch may belong to several tasks."""
+    pooled output (Sun et al. 2020, "Pre-training Tasks"). The examples of a batch may belong to several tasks."""
 
     uses_pooled_output = True
     accepts_loss_kwargs = False  # a single number of targets cannot describe several losses
