@@ -176,6 +176,9 @@ class PermutationLM(DataCollatorForPermutationLM, Objective):
     the reused parts form the text without gaps. All examples then have the full length; the remaining text is counted
     as truncated.
 
+    A span has 1 to 5 words, and its context includes it (section 3.1). In the released code it begins with a word but
+    has 1 to 5 tokens, and the context is added to it.
+
     | document | example | targets |
     |---|---|---|
     | running text | `A <sep> B <sep> <cls>` | about 1/6 of the tokens, in spans of 1 to 5 words |

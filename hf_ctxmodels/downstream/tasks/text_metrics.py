@@ -26,7 +26,8 @@ class Bleu(NamedTuple):
 
 
 def corpus_bleu(predictions: Sequence[str], references: Sequence[str], *, lower_case: bool = False) -> Bleu:
-    """sacreBLEU (Post 2018, arXiv 1804.08771) of a corpus with one reference per text."""
+    """sacreBLEU (Post 2018, arXiv 1804.08771) of a corpus with one reference per text, with its default tokenization
+    `13a`; T5's released evaluation has `intl`."""
     _check_lengths(predictions, references)
     metric = _import_package("bleu").BLEU(lowercase=lower_case)
     score = metric.corpus_score(list(predictions), [list(references)]).score
