@@ -54,7 +54,9 @@ def main() -> None:
     (arguments,) = parse_arguments(CompareArguments, description=__doc__, argv=argv, essential=("plan", "output_dir"))
     require_writable(arguments.output_dir, "--output_dir")
     logging.disable_progress_bar()  # of loading each checkpoint
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # and stop training, see `run_command`
+    for number in (signal.SIGTERM, signal.SIGHUP):  # and stop training, see `run_command`
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, lambda received, frame: sys.exit(128 + received))
     plan = read_plan(arguments.plan, arguments.data_dir)
     deadline = None if arguments.max_minutes is None else time.monotonic() + 60 * arguments.max_minutes
     timing_seconds = MINUTE if arguments.dry_run else 0.0

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +40,8 @@ def run_command(command: list[str], log: Path, deadline: float | None = None) ->
     """Run a command with its output in a log file.
 
     Args:
-        deadline: Time (`time.monotonic`) of SIGTERM, on which training saves a checkpoint and stops.
+        deadline: Time (`time.monotonic`) of SIGTERM, on which training saves a checkpoint and stops, as it does if this
+            process is interrupted.
 
     Raises:
         CtxError: The command failed.
@@ -48,21 +50,20 @@ def run_command(command: list[str], log: Path, deadline: float | None = None) ->
     log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     with log.open("w") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        # a session separates the command and its subprocesses from signals of the terminal, see `_terminate`
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
         is_stopped, peak_bytes = False, 0
         try:
             while not (result := os.wait4(process.pid, os.WNOHANG))[0]:
                 peak_bytes = max(peak_bytes, _peak_bytes(process.pid))
                 if deadline is not None and time.monotonic() > deadline and not is_stopped:
-                    process.send_signal(signal.SIGTERM)
+                    os.killpg(process.pid, signal.SIGTERM)
                     is_stopped = True
                 time.sleep(_POLL_INTERVAL)
-        except KeyboardInterrupt:  # Ctrl-C reaches the command too, which saves a checkpoint
-            process.wait()
-            raise
         except BaseException:
-            process.terminate()
-            process.wait()
+            _terminate(process)
             raise
     _, status, usage = result
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -78,6 +79,15 @@ def run_command(command: list[str], log: Path, deadline: float | None = None) ->
     if not peak_bytes:
         peak_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return ProcessCost(time.monotonic() - start, peak_bytes)
+
+
+def _terminate(process: subprocess.Popen[bytes]) -> None:
+    """Send SIGTERM to a command and its subprocesses (`accelerate launch` does not forward it), and wait for its end;
+    another interruption sends SIGTERM again, on which training stops without saving."""
+    while process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(KeyboardInterrupt, SystemExit):
+            process.wait()
 
 
 def failure_line(error: CtxError) -> str:

@@ -1,7 +1,13 @@
 """Subprocesses: cost, failures, deadline."""
 
+import os
+import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +60,75 @@ def test_command_is_stopped_at_deadline(tmp_path):
     program = "import signal, time; signal.signal(15, lambda *_: exit(0))\ntime.sleep(60)"
     cost = run_command([sys.executable, "-c", program], tmp_path / "log", deadline=time.monotonic() + 2)
     assert 2 <= cost.seconds < 60
+
+
+TRAINING = """
+import signal, sys, time
+def stop(*received):
+    open(sys.argv[1], "a").write("saved")
+    sys.exit(1)
+signal.signal(signal.SIGTERM, stop)
+open(sys.argv[1], "w").write("started ")
+time.sleep(30)
+"""
+LAUNCHER = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', *sys.argv[1:]]).wait()"
+
+
+@contextmanager
+def interruptions(error: type[BaseException], file: Path, number: int = 1) -> Iterator[None]:
+    """Raise an error in the main thread when a file exists, `number` times in intervals of a second."""
+
+    def raise_error(*received: object) -> None:
+        raise error
+
+    def interrupt() -> None:
+        while not file.exists():
+            time.sleep(0.05)
+        for _ in range(number):
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGALRM)
+
+    previous_handler = signal.signal(signal.SIGALRM, raise_error)
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+        signal.signal(signal.SIGALRM, previous_handler)
+
+
+@pytest.mark.parametrize("error", [TimeIsUpError, KeyboardInterrupt, SystemExit])
+def test_subprocesses_of_command_are_stopped(tmp_path, error):
+    """`accelerate launch` exits on SIGTERM without stopping the training process that it started."""
+    file = tmp_path / "training"
+    command = [sys.executable, "-c", LAUNCHER, TRAINING, file]
+    if error is TimeIsUpError:
+        with pytest.raises(TimeIsUpError):
+            run_command(command, tmp_path / "log", deadline=time.monotonic() + 3)
+    else:
+        with interruptions(error, file), pytest.raises(error):
+            run_command(command, tmp_path / "log")
+    for _ in range(100):  # the launcher does not wait
+        if file.read_text() == "started saved":
+            break
+        time.sleep(0.1)
+    assert file.read_text() == "started saved"
+
+
+def test_second_interruption_ends_command(tmp_path):
+    """Training saves a checkpoint on the first SIGTERM only."""
+    file = tmp_path / "pid"
+    program = (
+        "import os, pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))\n"
+        "pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))\n"
+        "for _ in range(300): time.sleep(0.1)"
+    )
+    with interruptions(KeyboardInterrupt, file, number=2), pytest.raises(KeyboardInterrupt):
+        run_command([sys.executable, "-c", program, file], tmp_path / "log")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(file.read_text()), 0)
 
 
 def test_accelerate_launch_command():
