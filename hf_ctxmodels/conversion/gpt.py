@@ -97,14 +97,15 @@ def _read_parameters(folder: Path) -> list[Tensor]:
         shapes = json.loads((folder / "params_shapes.json").read_text(encoding="utf-8"))
         sizes = [int(np.prod(shape)) for shape in shapes]
         count = len(list(folder.glob("params_*.npy")))
-        values = np.concatenate([np.load(folder / f"params_{number}.npy").reshape(-1) for number in range(count)])
+        arrays = [np.load(folder / f"params_{number}.npy").reshape(-1) for number in range(count)]
+        values = np.concatenate(arrays, dtype=np.float32, casting="same_kind")  # not from text or complex numbers
     if sum(sizes) != len(values):
         raise CtxError(
             f"params_shapes.json lists {sum(sizes):,} values, the {count} .npy files hold {len(values):,}.",
             location=str(folder),
             hint="copy all files again.",
         )
-    chunks = torch.from_numpy(values.astype(np.float32)).split(sizes)
+    chunks = torch.from_numpy(values).split(sizes)
     tensors = [chunk.view(*shape) for chunk, shape in zip(chunks, shapes, strict=True)]
     return [tensor[0].T.contiguous() if tensor.dim() == 3 else tensor.clone() for tensor in tensors]
 

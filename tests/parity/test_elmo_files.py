@@ -88,6 +88,14 @@ def test_damaged_files_raise(folder: Path, tmp_path: Path) -> None:
             read_allennlp(file, folder / "lm_weights.hdf5")
     with pytest.raises(CtxError, match="Cannot read the weights"):
         read_allennlp(folder / "options.json", folder / "sentences.json")
+    text_file = tmp_path / "text.hdf5"
+    text_file.write_bytes((folder / "lm_weights.hdf5").read_bytes())
+    with h5py.File(text_file, "r+") as file:
+        text = np.array(file["char_embed"]).astype("S")
+        del file["char_embed"]
+        file["char_embed"] = text
+    with pytest.raises(CtxError, match="Cannot read the weights: .*Cannot cast"):
+        read_allennlp(folder / "options.json", text_file)
     with pytest.raises(CtxError, match="The file cannot be read"):
         read_allennlp(tmp_path / "missing.json", folder / "lm_weights.hdf5")
 
