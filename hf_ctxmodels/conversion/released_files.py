@@ -11,7 +11,7 @@ from torch.serialization import safe_globals
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
-from hf_ctxmodels.core.flags import REQUIRED, flag
+from hf_ctxmodels.core.flags import REQUIRED, flag, non_default_fields
 from hf_ctxmodels.core.output_files import (
     MODEL_FILES,
     TOKENIZER_FILES,
@@ -139,8 +139,8 @@ class Conversion:
                 different vocabulary sizes.
         """
         self.check_output()
-        inputs = {name: value for name, value in vars(self).items() if name != "output" and isinstance(value, str)}
-        location = " ".join(f"--{name} {value}" for name, value in inputs.items())
+        inputs = non_default_fields(self) - {"output", "overwrite"}
+        location = " ".join(f"--{name} {value}" for name, value in vars(self).items() if name in inputs)
         hint = "use the files of one released model, and copy damaged files again."
         with wrap_errors("The files cannot be converted", location=location, hint=hint):
             model, tokenizer, source = self.convert()

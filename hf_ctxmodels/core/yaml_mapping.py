@@ -24,13 +24,13 @@ class RepeatedKeyError(yaml.MarkedYAMLError):
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """`SafeLoader` would use the last value of a repeated key."""
+    """`SafeLoader` would use the last value of a repeated key; keys are compared as texts, as in `YamlMapping`."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
-        first_keys: dict[tuple[str, str], yaml.ScalarNode] = {}
+        first_keys: dict[str, yaml.ScalarNode] = {}
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            first_key = first_keys.setdefault((key.tag, key.value), key)
+            first_key = first_keys.setdefault(key.value, key)
             if first_key is not key:
                 raise RepeatedKeyError(key, first_key)
         return node

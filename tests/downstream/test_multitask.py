@@ -183,6 +183,7 @@ INVALID = {
     ("    train_file: cola.tsv", "    train_file: other.tsv"): (13, "no such file"),
     ("    train_file: cola.tsv\n", ""): (11, "cola has no train_file"),
     ("  cola:\n", "  rte:\n"): (11, "'rte' occurs twice, first in line 4"),
+    ("tasks:\n", "tasks:\n  1: {}\n  '1': {}\n"): (5, "'1' occurs twice, first in line 4"),
     ("temperature: 2", "temperature: 0"): (2, "above 0"),
     ("temperature: 2", "temperature: 2\nsampling: annealed"): (3, "'annealed' with a temperature"),
     ("temperature: 2", "sampling: uniform"): (2, "'uniform'"),

@@ -193,6 +193,7 @@ ENTRY = 'input: "t: {text}"\ntarget: "{label}"\nlabels: {0: no, 1: yes}'
         (ENTRY + "\nmetrics: [acuracy]", LINES, "unknown metric 'acuracy'", "t, metrics"),
         ('input: "{text}"\ntarget: "{label}"\nround: 1\nmetrics: [mse]', LINES, "a lower mse is better", "t, metrics"),
         (ENTRY.replace("1: yes", "0: yes"), LINES, "'0' occurs twice, first in line 5", "tasks.yaml:5"),
+        (ENTRY.replace("1: yes", "'0': yes"), LINES, "'0' occurs twice, first in line 5", "tasks.yaml:5"),
         (ENTRY + "\nfile: {dev: a.jsonl}", LINES, "Unknown key 'dev' in `file` of the task t", "dev"),
         (ENTRY + "\nmetrics: [group_exact_match]", LINES, "needs a group", "t, metrics"),
         (ENTRY + "\ntrain_filter: {label: 7}", LINES, "No example has", "train.jsonl"),
