@@ -35,7 +35,7 @@ from transformers.utils import logging
 
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import run_script
-from hf_ctxmodels.core.errors import wrap_errors
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.output_files import check_output_file
 
 
@@ -110,6 +110,12 @@ def main() -> None:
             for result in run(settings):
                 results.append(result)
                 print(table([result]).splitlines()[-1], flush=True)
+    if not results:
+        raise CtxError(
+            f"The suite {arguments.suite} has no such row.",
+            location=f"--only {settings.only}",
+            hint=f"use the start of a word of: {'; '.join(dict.fromkeys(settings.names))}.",
+        )
     text = f"{setting}\n\n{table(results)}\n"
     if arguments.output:
         Path(arguments.output).write_text(text, encoding="utf-8")

@@ -52,7 +52,7 @@ class Result:
 
 def run(settings: Settings, cases: Sequence[Case] = CASES) -> Iterator[Result]:
     """Measure all cases on a CPU, because int8 runs there; each row has its own precision."""
-    settings = replace(settings, device="cpu")
+    cpu_settings = replace(settings, device="cpu")
     for case in cases:
         if settings.selects(case.title):
             torch.manual_seed(0)
@@ -60,7 +60,7 @@ def run(settings: Settings, cases: Sequence[Case] = CASES) -> Iterator[Result]:
             batch = random_batches(models["hf_ctxmodels, float32"], random_lengths(case), case)["model"]
             cosines = _cosines(models, batch)
             steps = {name: _step(model, batch) for name, model in models.items()}
-            yield Result(case, measure(steps, settings), sizes, cosines)
+            yield Result(case, measure(steps, cpu_settings), sizes, cosines)
 
 
 def build_models(case: Case, attention: str) -> tuple[dict[str, PreTrainedModel], dict[str, int]]:

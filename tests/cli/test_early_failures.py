@@ -162,6 +162,15 @@ def test_unavailable_device_of_script():
     assert "--device cuda:9" in stderr
 
 
+@pytest.mark.parametrize(
+    ("suite", "rows"), [("encoders", "bert inference"), ("compression", "bert inference"), ("bands", "T=1024; T=2048.")]
+)
+def test_unknown_row_of_benchmark(suite, rows):
+    stderr = command_output(SCRIPTS / "benchmark.py", "--suite", suite, "--only", "nothing", fails=True)
+    assert "--only nothing" in stderr
+    assert f"of: {rows}" in stderr
+
+
 def test_hub_ids_and_missing_paths(workspace, tmp_path, monkeypatch):
     monkeypatch.chdir(workspace)
     require_existing_path("google/bert")
