@@ -340,6 +340,35 @@ def test_loading_reports_adapters(bert: PreTrainedModel, tmp_path: Path, capsys:
     assert "loaded without its adapters a" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        *[("a/model_head.safetensors", "x"), ("a/head_config.json", '{"config": [1]}'), ("a/head_config.json", "[]")],
+        *[("a/adapter.safetensors", "x"), ("a/adapter_config.json", "{}"), ("a/adapter_config.json", "leave_out")],
+        *[("stack.json", "[]"), ("stack.json", "{}"), ("stack.json", '{"active": 3}')],
+        *[("a,b/adapter_fusion_config.json", '{"adapter_names": 3}'), ("a,b/adapter_fusion_config.json", "{}")],
+    ],
+)
+def test_damaged_files_raise(bert: PreTrainedModel, tmp_path: Path, file: str, content: str) -> None:
+    model = copy.deepcopy(bert)
+    for name in ("a", "b"):
+        add_adapter(model, name)
+    add_fusion(model, ["a", "b"])
+    model.save_pretrained(tmp_path)
+    save_adapter(model, "a", tmp_path / "adapters" / "a", with_head=True)
+    damaged = tmp_path / "adapters" / file
+    if content == "leave_out":
+        content = damaged.read_text().replace('"leave_out": []', '"leave_out": 1')
+    damaged.write_text(content)
+    with pytest.raises(CtxError) as error:
+        load_saved_model(str(tmp_path))
+    assert error.value.location
+    if file.startswith("a/"):
+        with pytest.raises(CtxError):
+            load_adapter(bert, damaged.parent)
+        assert not has_adapters(bert)
+
+
 def test_errors_list_valid_choices(bert: PreTrainedModel) -> None:
     add_adapter(bert, "de", "madx-language")
     add_adapter(bert, "ner")

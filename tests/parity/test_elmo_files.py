@@ -94,7 +94,7 @@ def test_damaged_files_raise(folder: Path, tmp_path: Path) -> None:
         text = np.array(file["char_embed"]).astype("S")
         del file["char_embed"]
         file["char_embed"] = text
-    with pytest.raises(CtxError, match="Cannot read the weights: .*Cannot cast"):
+    with pytest.raises(CtxError, match=r"Cannot read the weights: .*Cannot cast"):
         read_allennlp(folder / "options.json", text_file)
     with pytest.raises(CtxError, match="The file cannot be read"):
         read_allennlp(tmp_path / "missing.json", folder / "lm_weights.hdf5")

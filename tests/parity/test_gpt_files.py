@@ -95,7 +95,7 @@ def test_invalid_files_raise(tmp_path: Path) -> None:
     values = np.load(tmp_path / "params_3.npy")
     for not_real in (values.astype(str), values + 1j):
         np.save(tmp_path / "params_3.npy", not_real)
-        with pytest.raises(CtxError, match="cannot be read: .*Cannot cast"):
+        with pytest.raises(CtxError, match=r"cannot be read: .*Cannot cast"):
             read_openai_checkpoint(tmp_path, vocabulary, merges, heads=HEADS)
     write_checkpoint(tmp_path, arrays)
     (tmp_path / "params_9.npy").unlink()

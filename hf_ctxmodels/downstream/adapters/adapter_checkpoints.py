@@ -51,6 +51,7 @@ from hf_ctxmodels.training.model_loading import (
     without_load_report,
 )
 
+_COPY_AGAIN = "copy the file again."
 _DUPLICATE_KEY = "adapter_norm_before."  # a second name of a parameter in AdapterHub's files
 
 
@@ -88,6 +89,7 @@ def load_adapter(model: PreTrainedModel, source: str | Path, name: str | None = 
     """
     base, folder = get_adapter_set(model).base, resolve_folder(source)
     content, saved_tensors = _read_files(base, folder, CONFIG_FILE, WEIGHTS_FILE, source)
+    head = _read_head(folder, source) if with_head else None
     saved_name = content.get("name") or folder.name
     name = saved_name if name is None else name
     tensors = {}
@@ -102,13 +104,10 @@ def load_adapter(model: PreTrainedModel, source: str | Path, name: str | None = 
     except CtxError:
         delete_adapter(model, name)
         raise
-    if with_head and (folder / HEAD_CONFIG_FILE).is_file():
-        entry = _read_config(folder, HEAD_CONFIG_FILE, source).get("config") or {}
-        head = load_file(folder / HEAD_WEIGHTS_FILE) if (folder / HEAD_WEIGHTS_FILE).is_file() else {}
-        if not load_head(model, entry, head, saved_name):
-            print_status(
-                f"{source}: its head ({entry.get('head_type')}) does not fit {type(model).__name__} and is not loaded"
-            )
+    if head is not None and not load_head(model, *head, saved_name):
+        print_status(
+            f"{source}: its head ({head[0].get('head_type')}) does not fit {type(model).__name__} and is not loaded"
+        )
     return name
 
 
@@ -135,7 +134,8 @@ def load_saved_adapters(model: PreTrainedModel, directory: str | Path) -> list[s
     names = [load_adapter(model, path.parent) for path in sorted(folder.glob(f"*/{CONFIG_FILE}"))]
     for path in sorted(folder.glob(f"*/{FUSION_CONFIG_FILE}")):
         load_fusion(model, path.parent)
-    set_active_adapters(model, read_json(folder / STACK_FILE)["active"])
+    with wrap_errors("The active adapters cannot be read", location=str(folder / STACK_FILE), hint=_COPY_AGAIN):
+        set_active_adapters(model, read_json(folder / STACK_FILE)["active"])
     return names
 
 
@@ -217,8 +217,10 @@ def load_fusion(model: PreTrainedModel, source: str | Path) -> tuple[str, ...]:
     """Add a fusion of adapters that the model has; arguments and errors as for `load_adapter`; returns their names."""
     base, folder = get_adapter_set(model).base, resolve_folder(source)
     content, tensors = _read_files(base, folder, FUSION_CONFIG_FILE, FUSION_WEIGHTS_FILE, source)
-    names = tuple(content.get("adapter_names") or str(content.get("name")).split(","))
-    add_fusion(model, names, fusion_from_file(content.get("config"), str(folder / FUSION_CONFIG_FILE)))
+    file = str(folder / FUSION_CONFIG_FILE)
+    with wrap_errors("The names of the fused adapters cannot be read", location=file, hint=_COPY_AGAIN):
+        names = tuple(content.get("adapter_names") or str(content.get("name")).split(","))
+    add_fusion(model, names, fusion_from_file(content.get("config"), file))
     _copy_tensors(file_tensors(base, ",".join(names)), tensors, source)
     return names
 
@@ -244,8 +246,25 @@ def _read_config(folder: Path, file: str, source: str | Path) -> dict[str, Any]:
         )
     content = read_json(folder / file)
     if not isinstance(content, dict):
-        raise CtxError("The file is not a JSON object.", location=str(folder / file), hint="copy the file again.")
+        raise CtxError("The file is not a JSON object.", location=str(folder / file), hint=_COPY_AGAIN)
     return content
+
+
+def _read_head(folder: Path, source: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+    """The configuration and the tensors of the head that was saved with an adapter; None without a head."""
+    if not (folder / HEAD_CONFIG_FILE).is_file():
+        return None
+    entry = _read_config(folder, HEAD_CONFIG_FILE, source).get("config") or {}
+    if not isinstance(entry, dict):
+        location = str(folder / HEAD_CONFIG_FILE)
+        raise CtxError("The file does not describe a head.", location=location, hint=_COPY_AGAIN)
+    weights_file = folder / HEAD_WEIGHTS_FILE
+    return entry, _read_tensors(weights_file) if weights_file.is_file() else {}
+
+
+def _read_tensors(file: Path) -> dict[str, Tensor]:
+    with wrap_errors("The weights are damaged", location=str(file), hint=_COPY_AGAIN):
+        return load_file(file)
 
 
 def _read_files(
@@ -276,10 +295,8 @@ def _read_files(
             hint=f"convert a directory or Hub id with {PICKLED_FILES[weights_file]} by "
             f"`hf-ctxmodels convert adapter --adapter {source} --output DIR`.",
         )
-    with wrap_errors("The weights are damaged", location=str(folder / weights_file), hint="copy the file again."):
-        tensors = load_file(folder / weights_file)
     renamed = {}
-    for key, tensor in tensors.items():  # from names of earlier releases
+    for key, tensor in _read_tensors(folder / weights_file).items():  # from names of earlier releases
         key = re.sub(r"\.(attention|layer)_text_(task|lang)_adapters\.", ".adapters.", key)
         renamed[re.sub(r"(^|\.)invertible_lang_adapters\.", r"\1invertible_adapters.", key)] = tensor
     return content, renamed

@@ -201,7 +201,7 @@ def config_from_file(entry: Any, location: str) -> BottleneckConfig:
         raise CtxError(
             "The file does not describe a bottleneck adapter.",
             location=location,
-            hint="use PEFT for LoRA, prefix tuning and prompt tuning.",
+            hint="copy a damaged file again; use PEFT for LoRA, prefix tuning and prompt tuning.",
         )
     values = {key.lower() if key.lower() in ("mh_adapter", "output_adapter") else key: entry[key] for key in entry}
     if isinstance(values.get("inv_adapter"), Mapping):  # adapter-transformers 1
@@ -217,7 +217,9 @@ def config_from_file(entry: Any, location: str) -> BottleneckConfig:
         )
     names = {field.name for field in fields(BottleneckConfig)}
     values = {name: value for name, value in values.items() if name in names and value is not None}
-    return BottleneckConfig(**{**values, "leave_out": tuple(values.get("leave_out", ()))})
+    if isinstance(leave_out := values.get("leave_out"), list):
+        values["leave_out"] = tuple(leave_out)
+    return BottleneckConfig(**values)
 
 
 def fusion_from_file(entry: Any, location: str) -> FusionConfig:
