@@ -10,11 +10,10 @@ from statistics import fmean
 from typing import Any, Literal
 
 import safetensors.torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.command_line import find_packaged
-from hf_ctxmodels.core.config import CtxConfig
+from hf_ctxmodels.core.config import CtxConfig, convert_config_errors
 from hf_ctxmodels.core.console import format_next_commands, print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, ParsedChoices, flag, select_fields
@@ -158,10 +157,8 @@ class TaskRun:
     def _named_errors(self) -> Iterator[None]:
         name, location = self.listed.name, self.listed.location
         try:
-            yield
-        except StrictDataclassError as error:
-            message = f"The task {name}: {error.__cause__}"
-            raise CtxError(message, location=location, hint="remove the option.") from error
+            with convert_config_errors(hint="remove the option."):
+                yield
         except CtxError as error:
             location = f"{error.location}; {location}" if error.location else location
             raise CtxError(f"The task {name}: {error.message}", location=location, hint=error.hint) from error
