@@ -1,6 +1,8 @@
 """Invalid command lines raise before data and models are read, and without a request to the Hub."""
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -12,10 +14,11 @@ from huggingface_hub import HfApi, constants
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer
 
-from hf_ctxmodels import CtxError
+from hf_ctxmodels import CtxBertConfig, CtxError
 from hf_ctxmodels.core.command_line import parse_arguments
-from hf_ctxmodels.core.loading import require_existing_path
+from hf_ctxmodels.core.loading import load_pretrained, read_json, require_existing_path
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.model_loading import load_config, load_config_file, load_tokenizer
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 TEXTS = ["the cat sat on the mat", "a dog ran to the river", "it was cold", "the bird saw a tree"]
@@ -169,6 +172,30 @@ def test_unknown_row_of_benchmark(suite, rows):
     stderr = command_output(SCRIPTS / "benchmark.py", "--suite", suite, "--only", "nothing", fails=True)
     assert "--only nothing" in stderr
     assert f"of: {rows}" in stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "load"),
+    [
+        ("config.json", load_config),
+        ("tokenizer.json", load_tokenizer),
+        ("config.json", lambda folder: load_config_file(CtxBertConfig, folder / "config.json")),
+        ("config.json", lambda folder: load_pretrained(AutoConfig, folder, "the configuration")),
+        ("config.json", lambda folder: read_json(folder / "config.json")),
+    ],
+)
+def test_hint_for_files_without_permission(workspace, monkeypatch, file, load):
+    def open_file(path, *arguments, **options):
+        if isinstance(path, str | Path) and Path(path).name == file:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return open_any(path, *arguments, **options)
+
+    open_any = open
+    monkeypatch.setattr("builtins.open", open_file)
+    monkeypatch.setattr("io.open", open_file)
+    with pytest.raises(CtxError, match="Permission denied") as error:
+        load(workspace / "runs" / "abc")
+    assert "permissions" in error.value.hint
 
 
 def test_hub_ids_and_missing_paths(workspace, tmp_path, monkeypatch):
