@@ -1,12 +1,14 @@
 """Errors of XLNet for invalid memory, permutations and targets; memory of the task heads."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import tiny_pair
 from test_xlnet import ENCODER, LAYERS, MODEL, WIDTH, make_batch, make_memory, without
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, XLNetLMHeadModel, pipeline
 from zoo import CASES, Batch, Case, assert_close
 from zoo import make_batch as make_common_batch
 
@@ -76,6 +78,23 @@ def test_generation_recomputes_two_tokens() -> None:
     assert inputs["input_ids"].tolist() == [[8, 9, 0], [13, 14, 0]]
     assert inputs["attention_mask"].shape == (2, 3)
     assert [memory.shape for memory in inputs["mems"]] == [(2, 3, WIDTH)]
+
+
+@pytest.mark.parametrize("prefix", [{}, {"prefix": ""}, {"prefix": "a dog ran"}])
+def test_text_generation_pipeline_equals_transformers(tmp_path: Path, prefix: dict[str, str]) -> None:
+    """The pipeline adds a text before the prompts of XLNet unless it has another prefix."""
+    model, tokenizer = tiny_pair("xlnet", "AutoModelForCausalLM", ["the cat sat on the mat", "a dog ran home"], 60)
+    model.export_reference(tmp_path)
+    options = {"max_new_tokens": 4, "do_sample": False, "suppress_tokens": tokenizer.all_special_ids}
+    inputs, texts = [], []
+    for any_model in (model, XLNetLMHeadModel.from_pretrained(tmp_path)):
+        generator = pipeline("text-generation", model=any_model, tokenizer=tokenizer, **prefix)
+        inputs.append(generator.preprocess("the cat", **generator._preprocess_params)["input_ids"].tolist())
+        texts.append(generator("the cat", **options)[0]["generated_text"])
+    assert inputs[0] == inputs[1]
+    assert (len(inputs[0][0]) > 100) == (not prefix)
+    assert texts[0] == texts[1]
+    assert len(texts[0]) > len("the cat")
 
 
 @pytest.mark.parametrize("case", TASK_CASES, ids=str)

@@ -82,6 +82,14 @@ class CtxXLNetConfig(CtxTransformerConfig):
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {"untie_r": (True,)}
     attention_window: ClassVar[int | None] = None
 
+    @property
+    def prefix(self) -> str:
+        """Text that the pipeline text-generation adds before a prompt, as for XLNet in transformers; its argument
+        `prefix` replaces it."""
+        from transformers import TextGenerationPipeline  # slow to import
+
+        return TextGenerationPipeline.XL_PREFIX
+
     def validate_architecture(self) -> None:
         """Check the values of the fields (called at construction)."""
         super().validate_architecture()
