@@ -24,16 +24,24 @@ class RepeatedKeyError(yaml.MarkedYAMLError):
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """`SafeLoader` would use the last value of a repeated key; keys are compared as texts, as in `YamlMapping`."""
+    """`SafeLoader` would use the last value of a repeated key."""
+
+    has_typed_keys = True  # `1` and `'1'` are different keys
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
-        first_keys: dict[str, yaml.ScalarNode] = {}
+        first_keys: dict[tuple[str | None, str], yaml.ScalarNode] = {}
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            first_key = first_keys.setdefault(key.value, key)
+            first_key = first_keys.setdefault((key.tag if self.has_typed_keys else None, key.value), key)
             if first_key is not key:
                 raise RepeatedKeyError(key, first_key)
         return node
+
+
+class _UniqueTextKeyLoader(_UniqueKeyLoader):
+    """For `YamlMapping`, whose keys are texts."""
+
+    has_typed_keys = False
 
 
 def load_unique_keys(text: str) -> Any:
@@ -79,7 +87,7 @@ class YamlMapping:
             keys: The allowed keys, or empty for any.
         """
         try:
-            root = yaml.compose(read_utf8(file), Loader=_UniqueKeyLoader)
+            root = yaml.compose(read_utf8(file), Loader=_UniqueTextKeyLoader)
         except RepeatedKeyError as error:
             raise CtxError(f"{error.problem}.", location=f"{file}:{error.line}", hint="remove one of them.") from error
         except (yaml.YAMLError, RecursionError) as error:
