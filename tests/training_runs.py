@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,14 @@ def pair_workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 @pytest.fixture
-def fresh_accelerate() -> None:
-    """Reset accelerate's shared state, so that an Accelerator with other settings can be made."""
+def fresh_accelerate() -> Iterator[None]:
+    """Reset accelerate's shared state before and after a test with other settings of its Accelerator."""
+    reset_accelerate()
+    yield
+    reset_accelerate()
+
+
+def reset_accelerate() -> None:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 

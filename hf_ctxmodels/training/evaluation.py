@@ -48,7 +48,7 @@ class LossEvaluation:
 
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
         """Evaluate; a collective call, with the same values on all processes."""
-        unwrapped = accelerator.unwrap_model(model)
+        unwrapped = accelerator.unwrap_model(model, keep_torch_compile=False)
         has_logits_option = "return_logits" in inspect.signature(unwrapped.forward).parameters
         options = {"return_logits": False} if has_logits_option else {}
         if self._target_counts is None:

@@ -304,7 +304,8 @@ class TrainingStep:
     on_pre_optimizer_step: Callable[[float, dict[str, Tensor]], None] | None = None
 
     def __post_init__(self) -> None:
-        unwrapped, optimizer = self.accelerator.unwrap_model(self.model), self.optimizer.optimizer
+        unwrapped = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        optimizer = self.optimizer.optimizer
         self._targets = loss_targets(unwrapped) if self.loss_function is None else self.loss_function.targets
         is_inplace = isinstance(unwrapped, CtxPreTrainedModel) and unwrapped.supports_inplace_optimizer(optimizer)
         if is_inplace and self.accelerator.num_processes > 1:

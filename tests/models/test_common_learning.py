@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from accelerate.state import AcceleratorState, GradientState
 from benchmarks.learning_report import evaluate_pretraining, is_token_loss, learning_recipes
+from training_runs import reset_accelerate
 
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.data import load_documents
@@ -68,8 +68,7 @@ def run_recipe(
     family: FamilySpec, recipe: Path, folder: Path, dataset: list[str] | tuple[str, ...], **overrides: object
 ) -> tuple[TrainingSummary, list[str]]:
     """Pretrain in this process with a recipe; return the summary and the command-line flags."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    reset_accelerate()
     flags = {
         "recipe": recipe,
         "tokenizer": folder / "tokenizer",

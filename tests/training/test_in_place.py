@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 from commands import flag_list
 from safetensors.torch import load_file
+from training_runs import reset_accelerate
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.architectures.static_embeddings import supports_compiled_updates
@@ -31,8 +31,7 @@ def family(request: pytest.FixtureRequest, tmp_path: Path) -> FamilySpec:
 
 
 def run(family: FamilySpec, folder: Path, output: str, steps: int, *extra_flags: str) -> dict[str, torch.Tensor]:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    reset_accelerate()
     flags = {"family": family.name, "tokenizer": folder / "tokenizer", "dataset": folder / "text.txt"}
     flags |= {"output_dir": folder / output, "max_steps": steps, "optimizer": "sgd", "learning_rate": 0.05}
     flags |= {"lr_scheduler": "constant", "per_device_batch_size": 4, "save_steps": 3, "max_length": 20}

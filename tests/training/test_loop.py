@@ -207,6 +207,20 @@ def test_resume_with_gradual_unfreezing(workspace, pretraining_setup, tmp_path):
     assert not {name for name in trained if name.startswith(("bert.embeddings", "bert.layers"))}
 
 
+@pytest.mark.parametrize("regional", [False, True])
+def test_resume_of_model_compiled_by_accelerate(workspace, pretraining_setup, tmp_path, monkeypatch, regional):
+    """`accelerate launch --dynamo_backend`: the saved names are those of the model, not of the compiled module."""
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "EAGER")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", str(regional).lower())
+
+    def run_once(options, **kwargs):
+        run(new_model(workspace, "dropout.json"), pretraining_setup, options, **kwargs)
+
+    check_resumed_run(pretraining_setup, tmp_path, run_once, 2, save_steps=2, max_steps=4)
+    expected = {name for name, _ in new_model(workspace).named_parameters()}
+    assert load_file(tmp_path / "b/model.safetensors").keys() <= expected
+
+
 @pytest.mark.parametrize("optimizer", ["lamb", "adafactor", "muon"])
 def test_resume_with_other_optimizers(workspace, pretraining_setup, tmp_path, optimizer):
     common = {"optimizer": optimizer, "learning_rate": 1e-2, "lr_scheduler": "linear", "max_steps": 6}

@@ -330,8 +330,9 @@ def test_neftune_noise_is_equal_without_padding(case: Case, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_trainer_compiles_without_graph_breaks(tmp_path) -> None:
+def test_trainer_compiles_without_graph_breaks(tmp_path, monkeypatch, fresh_accelerate) -> None:
     """`TrainingArguments(torch_compile=True)`; with the backend aot_eager, since code generation takes minutes."""
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # TrainingArguments sets it; restored after the test
     case = next(case for case in HEADS if str(case) == "bert-AutoModelForMaskedLM")
     rows = unbatch(make_training_batch(case, 32, seed=1)[0])
     losses = []

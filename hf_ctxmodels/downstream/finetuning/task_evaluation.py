@@ -49,7 +49,7 @@ class TaskEvaluation:
     @torch.no_grad()
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
         """Predict and score; a collective call, with the same result on all processes."""
-        unwrapped = accelerator.unwrap_model(model)
+        unwrapped = accelerator.unwrap_model(model, keep_torch_compile=False)
         features, targets = self.encoded.features, self.task.targets
         starts = range(0, len(features), self.batch_size)
         outputs_by_start: dict[int, list[Logits]] = {}
@@ -116,7 +116,7 @@ class BestModel:
         if self.metrics and _comparable(metrics[self.metric]) <= _comparable(self.metrics[self.metric]):
             return
         self.metrics = dict(metrics)
-        unwrapped = accelerator.unwrap_model(model)
+        unwrapped = accelerator.unwrap_model(model, keep_torch_compile=False)
         weights = full_state_dict(unwrapped)
         if accelerator.is_main_process:
             self.save(unwrapped, weights)
