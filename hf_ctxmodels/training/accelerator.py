@@ -24,7 +24,7 @@ from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.devices import Dtype, select_device
 from hf_ctxmodels.core.errors import CtxError, require_packages
 from hf_ctxmodels.training.arguments import LambOptions, LoopArguments
-from hf_ctxmodels.training.deepspeed_state import require_zero_stage
+from hf_ctxmodels.training.deepspeed_state import require_supported_deepspeed
 from hf_ctxmodels.training.distributed import (
     check_shared_directory,
     detect_lost_processes,
@@ -114,7 +114,7 @@ def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = Fals
         accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
         accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        require_zero_stage(accelerator)
+        require_supported_deepspeed(accelerator)
     for line in inactive_parallelism_warnings(
         accelerator.distributed_type, accelerator.num_processes, accelerator.device.type
     ):

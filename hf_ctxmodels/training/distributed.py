@@ -23,6 +23,7 @@ from hf_ctxmodels.core.output_files import wrap_write_errors
 _LAUNCH_SETTINGS = {
     "DeepSpeed": ("ACCELERATE_USE_DEEPSPEED", DistributedType.DEEPSPEED),
     "FSDP": ("ACCELERATE_USE_FSDP", DistributedType.FSDP),
+    "Megatron-LM": ("ACCELERATE_USE_MEGATRON_LM", DistributedType.MEGATRON_LM),
 }
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _MAX_DELAY = 1.0  # seconds until a new file is visible on all machines
