@@ -9,7 +9,6 @@ same first line, followed by each word, a space, and its numbers as little-endia
 `.zst` are compressed.
 """
 
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from hf_ctxmodels.conversion.released_files import Conversion
 from hf_ctxmodels.conversion.word_vectors import WordVectors, gensim_models
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
-from hf_ctxmodels.core.output_files import check_output_file, replacing, wrap_write_errors
+from hf_ctxmodels.core.output_files import check_output_file, replacing, replacing_files
 from hf_ctxmodels.core.paths import local_path
 from hf_ctxmodels.data.files import compression_suffix, file_errors, file_info, open_file, write_compressed
 from hf_ctxmodels.data.text_files import read_lines
@@ -108,12 +107,8 @@ def write(vectors: WordVectors, path: str | Path, *, header: bool, binary: bool 
 def write_gensim(vectors: WordVectors, path: str | Path) -> None:
     """Write a file of gensim atomically, after its large arrays, which are files with longer names."""
     path = Path(path)
-    with wrap_write_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            vectors.to_gensim().save(str(Path(folder) / path.name))
-            for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == path.name):
-                file.replace(path.parent / file.name)
+    with replacing_files(path.parent, main_file=path.name) as folder:
+        vectors.to_gensim().save(str(folder / path.name))
 
 
 READERS: dict[str, Callable[[str | Path], WordVectors]] = {

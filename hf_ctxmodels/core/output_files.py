@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -181,37 +181,49 @@ def replacing(file: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing_files(directory: str | Path, previous: Iterable[str] = ()) -> Iterator[Path]:
+def replacing_files(
+    directory: str | Path, previous: Collection[str] = (), *, main_file: str = MODEL_FILES[0]
+) -> Iterator[Path]:
     """Yield a temporary folder in a directory, which is created, and move its files to the directory afterwards.
 
-    The directory is unchanged if writing fails; raises CtxError in this case, and for a URL. A new `config.json` is
-    moved last, and the previous one is removed first: a directory whose files are moved in part is no model. Links are
-    replaced, not their targets, which may be files of another model.
+    The directory is unchanged if writing fails; raises CtxError in this case, and for a URL. Links are replaced, not
+    their targets, which may be files of another model: the weights of an ONNX file, for example, are looked up next to
+    the link.
 
     Args:
         previous: Names, or patterns of names, of files and folders of a previous model, which are removed before.
+        main_file: File that is moved last, after the previous one was removed: without it, files that are moved in part
+            are no model.
     """
     require_local(directory)
-    directory, config_name = Path(directory), MODEL_FILES[0]
+    directory = Path(directory)
     temporary = directory / f".output.{uuid.uuid4().hex}.writing"
     with wrap_write_errors(directory):
         temporary.mkdir(parents=True)
         try:
             yield temporary
-            files = [path for path in temporary.rglob("*") if path.is_file()]
-            for path in files:
-                flush_to_disk(path)
-            if temporary / config_name in files:
-                (directory / config_name).unlink(missing_ok=True)
-            for path in [path for path in directory.iterdir() if any(fnmatch(path.name, name) for name in previous)]:
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-            for path in sorted(files, key=lambda path: path.name == config_name):
-                target = directory / path.relative_to(temporary)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                path.replace(target)
-            flush_to_disk(directory)
+            paths = [path for path in directory.iterdir() if any(fnmatch(path.name, name) for name in previous)]
+            replace_files(temporary, directory, paths, main_file=main_file)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def replace_files(temporary: Path, directory: Path, previous: Iterable[Path], *, main_file: str) -> None:
+    """Move the files in a folder and its subfolders to a directory, each atomically, after they are on the disk, and
+    remove files and folders of a previous model; see `replacing_files` for the order."""
+    main_path = temporary / main_file
+    paths = sorted((path for path in temporary.rglob("*") if path.is_file()), key=lambda path: path == main_path)
+    for path in paths:
+        flush_to_disk(path)
+    if main_path in paths:
+        (directory / main_file).unlink(missing_ok=True)
+    for path in previous:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+    for path in paths:
+        target = directory / path.relative_to(temporary)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(target)
+    flush_to_disk(directory)
 
 
 def flush_to_disk(path: Path) -> None:

@@ -21,7 +21,7 @@ from hf_ctxmodels.compression.int8.modules import Int8Linear
 from hf_ctxmodels.compression.low_bits.modules import PackedLinear
 from hf_ctxmodels.core.errors import CtxError, require_packages
 from hf_ctxmodels.core.generation import max_input_length
-from hf_ctxmodels.core.output_files import wrap_write_errors
+from hf_ctxmodels.core.output_files import replacing_files
 from hf_ctxmodels.heads import ForMultipleChoice, Seq2SeqHead
 
 MAX_RELATIVE_DIFFERENCE = 1e-4
@@ -170,13 +170,9 @@ def export_model(
     check_exportable_as(model, file, format, part)
     module = PARTS[part](model.eval()).eval()
     file = Path(file)
-    with wrap_write_errors(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    # in the same folder, so that complete files are only renamed
-    with wrap_write_errors(file), tempfile.TemporaryDirectory(dir=file.parent) as folder, torch.no_grad():
-        temporary_file = Path(folder) / file.name
+    with replacing_files(file.parent, main_file=file.name) as folder, torch.no_grad():
         try:
-            run = WRITERS[format](module, batches[0], temporary_file)
+            run = WRITERS[format](module, batches[0], folder / file.name)
         except OSError:  # of the file, not of the model
             raise
         except Exception as error:  # the exporters raise errors of many types
@@ -193,8 +189,6 @@ def export_model(
                 location=f"export {format}",
                 hint="try another format.",
             )
-        for path in sorted(Path(folder).iterdir(), key=lambda path: path.name == file.name):  # after its weights
-            path.replace(file.parent / path.name)
     return difference
 
 

@@ -28,6 +28,7 @@ from hf_ctxmodels.core.output_files import (
     TOKENIZER_FILES,
     check_output_directory,
     flush_to_disk,
+    replace_files,
     require_writable,
 )
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -266,18 +267,12 @@ def commit_checkpoint(temporary: Path, final: Path, digests: Mapping[str, str] =
 def move_files(temporary: Path, directory: Path) -> None:
     """Move all files of `temporary` and its folders into `directory`, each atomically, the manifest last; weights and
     folders of an earlier model, listed in its manifest, are removed."""
-    files, earlier_parts = _write_manifest(temporary), _model_parts(directory)
-    (directory / MANIFEST_FILE).unlink(missing_ok=True)  # it has the digests of the old files
-    for path in files:
-        flush_to_disk(path)
-        target = directory / path.relative_to(temporary)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(target)
+    files = {directory / path.relative_to(temporary) for path in _write_manifest(temporary)}
+    earlier_parts = {directory / name for name in _model_parts(directory)} - files
+    replace_files(temporary, directory, earlier_parts, main_file=MANIFEST_FILE)
     shutil.rmtree(temporary)
-    for name in set(earlier_parts) - {str(path.relative_to(temporary)) for path in files}:
-        (directory / name).unlink()
-        _remove_empty_folders((directory / name).parent, directory)
-    flush_to_disk(directory)
+    for path in earlier_parts:
+        _remove_empty_folders(path.parent, directory)
 
 
 def delete_old_checkpoints(output_dir: str | Path, keep: int, retained_steps: Collection[int] = ()) -> None:

@@ -2,12 +2,16 @@
 
 import os
 import shutil
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from commands import run_command, run_file, save, tiny_pair
 
+from hf_ctxmodels.conversion.word_vector_files import write_gensim
+from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.output_files import replacing_files
 from hf_ctxmodels.tokenizers.base import CtxTokenizer
 
@@ -119,6 +123,22 @@ def test_links_in_a_model_directory_are_replaced(tmp_path) -> None:
     assert {path.read_text() for path in other.rglob("*.*")} == {CONTENT}
 
 
+def test_links_to_files_with_separate_weights_are_replaced(tmp_path, monkeypatch) -> None:
+    """Weights are read from the folder of the link, not of its target."""
+    gensim = pytest.importorskip("gensim.models", reason="needs gensim (extra `demo`)")
+    save = partialmethod(gensim.KeyedVectors.save, sep_limit=1)  # by default for 10M numbers
+    monkeypatch.setattr(gensim.KeyedVectors, "save", save)
+    vectors = WordVectors(["film", "joy"], np.ones((2, 3), np.float32))
+    file, link = tmp_path / "target" / "vectors.kv", tmp_path / "link.kv"
+    file.parent.mkdir()
+    file.write_text(CONTENT)
+    link.symlink_to(file)
+    write_gensim(vectors, link)
+    assert gensim.KeyedVectors.load(str(link)).index_to_key == vectors.words
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.kv", "link.kv.vectors.npy", "target"]
+    assert file.read_text() == CONTENT
+
+
 def test_interrupted_replacement_leaves_no_model_of_mixed_files(tmp_path, monkeypatch) -> None:
     def interrupt(path: Path, target: Path) -> None:
         shutil.move(path, target)
@@ -133,6 +153,22 @@ def test_interrupted_replacement_leaves_no_model_of_mixed_files(tmp_path, monkey
     with pytest.raises(KeyboardInterrupt), replacing_files(out) as folder:
         shutil.copytree(new, folder, dirs_exist_ok=True)
     assert [path.name for path in out.iterdir()] == ["model.safetensors"]
+
+
+def test_interrupted_replacement_leaves_no_file_with_the_weights_of_another(tmp_path, monkeypatch) -> None:
+    def interrupt(path: Path, target: Path) -> None:
+        shutil.move(path, target)
+        raise KeyboardInterrupt
+
+    new, out = tmp_path / "new", tmp_path / "out"
+    for folder in (new, out):
+        folder.mkdir()
+        for name in ("vectors.kv", "vectors.kv.vectors.npy"):
+            (folder / name).write_text(folder.name)
+    monkeypatch.setattr(Path, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt), replacing_files(out, main_file="vectors.kv") as folder:
+        shutil.copytree(new, folder, dirs_exist_ok=True)
+    assert [(path.name, path.read_text()) for path in out.iterdir()] == [("vectors.kv.vectors.npy", "new")]
 
 
 def test_devices_are_not_replaced(tmp_path, capsys) -> None:
