@@ -75,8 +75,8 @@ def require_writable(directory: str | Path, flag: str) -> None:
 def check_output_directory(
     directory: str | Path, names: Iterable[str], *, flag: str, overwrite: bool, model: str | Path | None = None
 ) -> None:
-    """Raise CtxError if the directory cannot be written to, is the directory of `model`, or has one of the
-    named files and `overwrite` is false."""
+    """Raise CtxError if the directory cannot be written to, is the directory of `model`, has one of the named files and
+    `overwrite` is false, or a folder with the name of a file, which has a suffix."""
     require_writable(directory, flag)
     directory = Path(directory)
     if model is not None and Path(model).is_dir() and directory.resolve() == Path(model).resolve():
@@ -86,6 +86,13 @@ def check_output_directory(
             hint="choose another directory.",
         )
     existing = [name for name in names if os.path.lexists(directory / name)]
+    folders = [name for name in existing if Path(name).suffix and (directory / name).is_dir()]
+    if folders:
+        raise CtxError(
+            f"{folders[0]} is a directory, not a file.",
+            location=f"{flag} {directory}",
+            hint="choose another directory, or rename it.",
+        )
     if existing and not overwrite:
         raise CtxError(
             f"The directory already holds {', '.join(existing)}.",

@@ -12,7 +12,8 @@ from commands import run_command, run_file, save, tiny_pair
 
 from hf_ctxmodels.conversion.word_vector_files import write_gensim
 from hf_ctxmodels.conversion.word_vectors import WordVectors
-from hf_ctxmodels.core.output_files import replacing_files
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.output_files import check_output_directory, replacing_files
 from hf_ctxmodels.tokenizers.base import CtxTokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -169,6 +170,14 @@ def test_interrupted_replacement_leaves_no_file_with_the_weights_of_another(tmp_
     with pytest.raises(KeyboardInterrupt), replacing_files(out, main_file="vectors.kv") as folder:
         shutil.copytree(new, folder, dirs_exist_ok=True)
     assert [(path.name, path.read_text()) for path in out.iterdir()] == [("vectors.kv.vectors.npy", "new")]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_folders_with_the_name_of_an_output_file_are_not_replaced(overwrite, tmp_path) -> None:
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(CtxError, match=r"^config\.json is a directory, not a file\."):
+        check_output_directory(tmp_path, ("config.json", "a.txt"), flag="--output_dir", overwrite=overwrite)
+    assert (tmp_path / "config.json").is_dir()
 
 
 def test_devices_are_not_replaced(tmp_path, capsys) -> None:
