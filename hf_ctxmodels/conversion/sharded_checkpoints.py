@@ -5,15 +5,13 @@ hf-ctxmodels convert checkpoint --checkpoint runs/gpt/checkpoint-1000 --output r
 One process reads the shards, and holds one file of the output in memory. Checkpoints of other runs need no conversion.
 """
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from hf_ctxmodels.conversion.released_files import Conversion
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
-from hf_ctxmodels.core.output_files import wrap_write_errors
-from hf_ctxmodels.training.checkpoint_files import damaged_files, move_files, temporary_path
+from hf_ctxmodels.training.checkpoint_files import damaged_files, replacing_model
 from hf_ctxmodels.training.sharded_checkpoints import is_sharded, merge_checkpoint
 
 
@@ -44,11 +42,7 @@ class CheckpointConversion(Conversion):
                 location=location,
                 hint="use an earlier checkpoint.",
             )
-        temporary = temporary_path(output / "model")
-        with wrap_write_errors(output):
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
+        with replacing_model(output) as temporary:
             merge_checkpoint(checkpoint, temporary)
-            move_files(temporary, output)
         size = sum(path.stat().st_size for path in output.glob("model*.safetensors"))
         print(f"{size / 1e6:,.1f} MB of weights: {checkpoint} -> {output}")

@@ -30,6 +30,7 @@ from hf_ctxmodels.core.output_files import (
     flush_to_disk,
     replace_files,
     require_writable,
+    wrap_write_errors,
 )
 from hf_ctxmodels.training.arguments import LoopArguments
 
@@ -273,6 +274,22 @@ def move_files(temporary: Path, directory: Path) -> None:
     shutil.rmtree(temporary)
     for path in earlier_parts:
         _remove_empty_folders(path.parent, directory)
+
+
+@contextmanager
+def replacing_model(directory: Path) -> Iterator[Path]:
+    """Yield a temporary folder in a directory, which is created, and `move_files` from it to the directory afterwards.
+
+    If writing fails, the directory is unchanged and a CtxError is raised."""
+    temporary = temporary_path(directory / "model")
+    with wrap_write_errors(directory):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            move_files(temporary, directory)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def delete_old_checkpoints(output_dir: str | Path, keep: int, retained_steps: Collection[int] = ()) -> None:

@@ -29,6 +29,7 @@ from hf_ctxmodels.training.checkpoint_files import (
     list_checkpoints,
     locked_output_dir,
     move_files,
+    replacing_model,
 )
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.training_state import FLAGS_THAT_MAY_CHANGE, run_identity
@@ -316,6 +317,22 @@ def test_failed_background_write_raises(workspace, pretraining_setup, tmp_path, 
     assert "the last good checkpoint is" in error.value.hint
     assert len(steps) < 5
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-1"]
+    assert not list(tmp_path.glob("*.writing"))
+
+
+def test_full_disk_leaves_model_unchanged(tmp_path):
+    def write(config, size):
+        with replacing_model(tmp_path) as folder:
+            (folder / "config.json").write_text(config)
+            (folder / "model.safetensors").write_bytes(bytes(size))
+
+    write("{}", 10)
+    write("{}", 2000)
+    with small_disk(1000), pytest.raises(CtxError, match="Writing failed"):
+        write('{"vocab_size": 3}', 3000)
+    assert not damaged_files(tmp_path)
+    assert (tmp_path / "config.json").read_text() == "{}"
+    assert (tmp_path / "model.safetensors").stat().st_size == 2000
     assert not list(tmp_path.glob("*.writing"))
 
 

@@ -39,7 +39,7 @@ from hf_ctxmodels.downstream.tasks.metrics import metric_range
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.accelerator import make_accelerator, restore_determinism
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.checkpoint_files import check_run_directory, move_files, temporary_path
+from hf_ctxmodels.training.checkpoint_files import check_run_directory, replacing_model
 from hf_ctxmodels.training.defaults import finetuning_epochs
 from hf_ctxmodels.training.freezing import check_layerwise_flags, freeze_encoder
 from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult, global_batch_size
@@ -312,11 +312,10 @@ def finetune_tasks(
     ).run()
     if best is not None and best.metrics:  # replace the last model by the best one
         if accelerator.is_main_process:
-            temporary = temporary_path(Path(loop.output_dir) / "model")
-            temporary.mkdir()
-            model.save_pretrained(temporary, state_dict=safetensors.torch.load_file(best.file), max_shard_size="1000GB")
-            tokenizer.save_pretrained(temporary)
-            move_files(temporary, Path(loop.output_dir))
+            weights = safetensors.torch.load_file(best.file)
+            with replacing_model(Path(loop.output_dir)) as temporary:
+                model.save_pretrained(temporary, state_dict=weights, max_shard_size="1000GB")
+                tokenizer.save_pretrained(temporary)
         accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         _report(runs, evaluations, result, best.metrics if best is not None else result.metrics)

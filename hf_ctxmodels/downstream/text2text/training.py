@@ -31,7 +31,7 @@ from hf_ctxmodels.downstream.text2text.mixture import MixtureArguments, TaskMixt
 from hf_ctxmodels.downstream.text2text.scores import ScoreTable, read_compared_runs
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.accelerator import make_accelerator, restore_determinism
-from hf_ctxmodels.training.checkpoint_files import check_run_directory, move_files, temporary_path
+from hf_ctxmodels.training.checkpoint_files import check_run_directory, replacing_model
 from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult
 from hf_ctxmodels.training.model_loading import prepare_for_training
 
@@ -68,13 +68,10 @@ class BestTaskModel(BestModel):
     def save(self, model: nn.Module, weights: dict[str, Tensor]) -> None:
         """Write model, tokenizer and metrics, each file atomically."""
         assert isinstance(model, PreTrainedModel)
-        temporary = temporary_path(self.directory)
-        temporary.mkdir(parents=True, exist_ok=True)
-        model.save_pretrained(temporary, state_dict=weights)
-        self.tokenizer.save_pretrained(temporary)
-        (temporary / "metrics.json").write_text(json.dumps(self.metrics), encoding="utf-8")
-        self.directory.mkdir(exist_ok=True)
-        move_files(temporary, self.directory)
+        with replacing_model(self.directory) as temporary:
+            model.save_pretrained(temporary, state_dict=weights)
+            self.tokenizer.save_pretrained(temporary)
+            (temporary / "metrics.json").write_text(json.dumps(self.metrics), encoding="utf-8")
 
     def saved_metrics(self) -> dict[str, float]:
         """The metrics of the saved model; none if there is no model."""
