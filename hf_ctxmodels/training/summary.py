@@ -17,7 +17,7 @@ from hf_ctxmodels.core.output_files import write_text_file
 
 SUMMARY_FILE = "training_summary.json"
 _RATE_HINT = "a higher --learning_rate (--learning_rate auto measures one), "
-_HINT = "more steps, a pretrained --model, or, for a new model, another --config_options initializer_range."
+_HINT = "more steps, a pretrained --model, or, for a new model, --optimizer muon and a shorter --max_length."
 _NEW_SUMMARY = "train the model again to write a new one."
 _PACKAGES = ("hf_ctxmodels", "torch", "transformers", "accelerate", "datasets", "tokenizers")
 
