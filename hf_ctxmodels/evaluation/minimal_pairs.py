@@ -91,7 +91,7 @@ def total_result(results: Iterable[PairResult]) -> PairResult:
 def unigram_scorer(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Scorer:
     """Baseline that ignores word order: the log-probability of a sentence under a unigram model with add-one smoothing
     of the tokens of `texts`."""
-    counts = Counter(token for text in texts for token in tokenizer.tokenize(text))
+    counts = Counter(token for text in texts for token in tokenizer.tokenize(text, verbose=False))
     normalizer = counts.total() + len(tokenizer)
 
     def score_sentences(sentences: Sequence[str]) -> list[float]:

@@ -227,6 +227,9 @@ def test_pair_results_and_unigram_scores() -> None:
     scores = unigram_scorer(tokenizer, ["a b", "a"])(["a", "b", "c", "a b", "b a"])
     assert scores[0] > scores[1] > scores[2] > -10
     assert scores[3] == pytest.approx(scores[0] + scores[1]) == scores[4]
+    tokenizer.model_max_length = 2
+    unigram_scorer(tokenizer, ["a b c"])
+    assert not tokenizer.deprecation_warnings  # the tokens are counted, no model reads them
 
 
 def test_evaluate_pairs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
