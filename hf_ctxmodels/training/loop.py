@@ -196,7 +196,8 @@ class TrainingLoop:
         if arguments.learning_rate == "auto" and checkpoint is None:
             self._choose_learning_rate(optimizer)
         self.scheduler = make_scheduler(optimizer, arguments, self.total_steps)
-        self.step_metrics = StepMetrics(accelerator, arguments.output_dir)
+        saves_checkpoints = arguments.save_steps or arguments.save_at
+        self.step_metrics = StepMetrics(accelerator, arguments.output_dir if saves_checkpoints else None)
         self.training_state = TrainingState(
             training_step=self.training_step,
             arguments=arguments,

@@ -50,12 +50,15 @@ class StepMetrics:
 
     Reading a scalar synchronizes with the device, so scalars are collected as tensors (`add`) and read together
     (`settle`) at logging and saving, and at least every `capacity` steps. Settled values are means over processes.
+
+    Args:
+        checkpoint_dir: Directory of the checkpoints, named in errors; None if none are saved during training.
     """
 
     capacity = 64
 
-    def __init__(self, accelerator: Accelerator, output_dir: str) -> None:
-        self._accelerator, self._output_dir = accelerator, output_dir
+    def __init__(self, accelerator: Accelerator, checkpoint_dir: str | None) -> None:
+        self._accelerator, self._checkpoint_dir = accelerator, checkpoint_dir
         self._pending: list[tuple[int, dict[str, torch.Tensor], list[torch.Tensor]]] = []
         self._settled: list[dict[str, float]] = []
 
@@ -99,12 +102,13 @@ class StepMetrics:
                 shown = ", ".join(str(index) for index in examples[:_MAX_SHOWN_INDICES])
                 hidden = len(examples) - _MAX_SHOWN_INDICES
                 raise NonFiniteError(
-                    f"The {quantity} of step {step} is {values[name]}; training stopped, and the last good checkpoint "
-                    "is kept.",
+                    f"The {quantity} of step {step} is {values[name]}; training stopped"
+                    + (", and the last good checkpoint is kept." if self._checkpoint_dir else "."),
                     location=f"step {step}, process {self._accelerator.process_index}, examples {shown}"
                     + (f" and {hidden} more" if hidden > 0 else ""),
                     hint="check these examples; if they are valid, restart with a lower --learning_rate, longer "
-                    f"--warmup_steps, or another --dtype. Earlier checkpoints are in {self._output_dir}.",
+                    "--warmup_steps, or another --dtype."
+                    + (f" Earlier checkpoints are in {self._checkpoint_dir}." if self._checkpoint_dir else ""),
                 )
         table = self._accelerator.reduce(table, reduction="mean")
         for values in table.tolist():

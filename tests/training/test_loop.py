@@ -349,6 +349,17 @@ def test_evaluation_is_independent_of_batch_size(workspace, pretraining_setup, t
     assert evaluations[0]["eval_next_sentence_accuracy"] == pytest.approx(accuracy)
 
 
+@pytest.mark.parametrize("save_steps", [0, 2])
+def test_non_finite_loss_names_the_checkpoints_if_there_are_any(workspace, pretraining_setup, tmp_path, save_steps):
+    model = new_model(workspace)
+    model.get_input_embeddings().weight.data.fill_(float("nan"))
+    with pytest.raises(NonFiniteError) as error:
+        run(model, pretraining_setup, arguments(tmp_path, max_steps=1, save_steps=save_steps))
+    assert (
+        ("checkpoint is kept" in error.value.message) == ("checkpoints are in" in error.value.hint) == bool(save_steps)
+    )
+
+
 def test_logged_metrics(tmp_path):
     """A metric is the ratio of its counts over the interval; without cases it is omitted."""
     records = StepMetrics(make_accelerator(arguments(tmp_path)), str(tmp_path))
