@@ -56,17 +56,24 @@ def _remove_other_results(folder: Path, results: Sequence[AnalysisResult]) -> No
 
 
 class Scores:
-    """Values by variant, step, measure and metric, one for each seed."""
+    """Values by variant, step, measure and metric, one for each seed.
+
+    The seeds of a variant differ in the number of steps if machines of different speed ran them with a budget in
+    minutes. Their checkpoints are then matched from the last one, and have the steps of the longest run.
+    """
 
     def __init__(self, records: Iterable[Record]) -> None:
+        records = list(records)
         self._values: dict[tuple, list[float]] = defaultdict(list)
         self.steps: dict[str, set[int]] = defaultdict(set)
+        matched_steps = _match_checkpoints(records)
         for record in records:
             # a baseline has a record for each tokenizer, which are averaged
             variant = record.variant if record.budget is not None else record.variant.partition(" (")[0]
-            self._values[variant, record.step, record.measure, record.metric].append(record.value)
-            if record.step is not None:
-                self.steps[record.variant].add(record.step)
+            step = matched_steps.get((record.variant, record.seed, record.step), record.step)
+            self._values[variant, step, record.measure, record.metric].append(record.value)
+            if step is not None:
+                self.steps[record.variant].add(step)
 
     def values(self, variant: str, step: int | None, measure: str, metric: str) -> list[float]:
         """The values of all seeds."""
@@ -80,6 +87,21 @@ class Scores:
         """Mean and standard deviation; None for none."""
         values = self.values(variant, step, measure, metric)
         return mean_and_std(values) if values else (None, None)
+
+
+def _match_checkpoints(records: Sequence[Record]) -> dict[tuple[str, int | None, int | None], int]:
+    """Variant, seed and step of a checkpoint -> step of the same checkpoint in the longest run of the variant."""
+    runs: dict[str, dict[int | None, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for record in records:
+        if record.step:  # the initial weights remain step 0
+            runs[record.variant][record.seed].add(record.step)
+    matched_steps = {}
+    for variant, seeds in runs.items():
+        longest = sorted(max(seeds.values(), key=lambda steps: (len(steps), max(steps))), reverse=True)
+        for seed, steps in seeds.items():
+            for step, matched in zip(sorted(steps, reverse=True), longest):
+                matched_steps[variant, seed, step] = matched
+    return matched_steps
 
 
 def budget_result(

@@ -77,3 +77,20 @@ def test_table_of_random_weights_has_no_measures_of_the_last_checkpoint(plan):
     metrics = {"first": ["accuracy"], "final": ["accuracy"]}
     table = initial_table(plan, "title", metrics, ["gpt2-0"], scores(values))
     assert (table.columns, table.rows, table.cells) == (["first"], ["gpt2-0"], [[0.25]])
+
+
+def test_seeds_of_different_length_are_matched_by_checkpoint(plan):
+    """A budget in minutes has other numbers of steps on another machine."""
+    values = {0: {0: 0.1, 4: 0.3, 8: 0.5}, 1: {0: 0.3, 5: 0.5, 10: 0.7}}  # by seed and step
+    matched = Scores(
+        Record("gpt2-0", "gpt2", "minutes", seed, step, 100 * step, None, measure, metric, value, "")
+        for seed, scores_by_step in values.items()
+        for step, score in scores_by_step.items()
+        for measure, metric, value in (("first", "accuracy", score), ("cost", "words", 100.0 * step))
+    )
+    table = result_table(plan, "title", {"first": ["accuracy"]}, ["gpt2-0"], matched, scores({}), "")
+    assert table.cells[0] == [pytest.approx(0.6)]
+    (figure,) = score_figures(plan, {"first": ["accuracy"]}, ["gpt2-0"], matched, scores({}))
+    assert figure.panels["first"] == {"random weights": [[0.1, 0.3]], "trained": [[0.5, 0.7]]}
+    (curve, *_) = measure_figures(plan.measures[0], "accuracy", ["gpt2-0"], matched, scores({}))
+    assert (curve.x, curve.series["gpt2-0"]) == ([450.0, 900.0], [pytest.approx(0.4), pytest.approx(0.6)])
