@@ -17,7 +17,7 @@ from pathlib import Path
 
 from transformers.utils import logging
 
-from hf_ctxmodels.comparison.plan import read_plan
+from hf_ctxmodels.comparison.plan import located_errors, read_plan
 from hf_ctxmodels.comparison.processes import TimeIsUpError
 from hf_ctxmodels.comparison.results import REPORT_FILE, RESULTS_FILE, TABLE_FILE, write_results
 from hf_ctxmodels.comparison.runner import MINUTE, Comparison
@@ -98,8 +98,9 @@ def print_dry_run(comparison: Comparison) -> None:
     names = ("run", "parameters", "steps", "words", "duration")
     print("{:<28}{:>14}{:>12}{:>16}{:>12}".format(*names))
     for run in comparison.selected_runs():
-        size = comparison.size(run.variant)
-        steps = comparison.total_steps(run, size)
+        with located_errors(run.variant.name):
+            size = comparison.size(run.variant)
+            steps = comparison.total_steps(run, size)
         seconds = steps * size.seconds_per_step
         total += seconds
         print(

@@ -123,7 +123,7 @@ class Plan:
     def check_measures(self) -> None:
         """Read the files of all measures, before any work; raises CtxError for an invalid file, column or option."""
         for measure in self.measures:
-            with _located_errors(f"measures.{measure.name}"):
+            with located_errors(f"measures.{measure.name}"):
                 measure.check()
 
     def runs(self) -> Iterator[Run]:
@@ -312,7 +312,7 @@ def _read_variants(root: YamlMapping, path: Path) -> tuple[list[Variant], dict[s
         raise CtxError("The plan has no family.", location=path, hint="add `families: all`, or a list of families.")
     variants = []
     for name in order:
-        with _located_errors(f"{path}, {name}"):
+        with located_errors(f"{path}, {name}"):
             variants.append(_make_variant(name, options[name], shared))
     return variants, excluded
 
@@ -336,7 +336,7 @@ def _read_contrasts(root: YamlMapping, variants: Sequence[str]) -> dict[str, tup
 
 
 @contextmanager
-def _located_errors(location: str) -> Iterator[None]:
+def located_errors(location: str) -> Iterator[None]:
     """Add the location in the plan to an error."""
     try:
         yield
@@ -442,7 +442,7 @@ def _make_measure(name: str, entry: Mapping[str, Any], location: str, folder: Pa
                 hint=f"{did_you_mean(key, entries)}use one of: {', '.join(entries)}.",
             )
         values[key] = _convert_option(value, entries[key], location, folder)
-    with _located_errors(location):
+    with located_errors(location):
         return measure_class(name=name, **values)
 
 

@@ -17,7 +17,7 @@ import yaml
 
 import hf_ctxmodels
 from hf_ctxmodels.comparison.measures import DataFile, Evaluation, Measure, MeasuredCheckpoint, Values
-from hf_ctxmodels.comparison.plan import Plan, Run, Variant, digest
+from hf_ctxmodels.comparison.plan import Plan, Run, Variant, digest, located_errors
 from hf_ctxmodels.comparison.processes import TimeIsUpError, failure_line, package_command, run_command
 from hf_ctxmodels.comparison.sizing import RunSize, checkpoint_steps, measure_size
 from hf_ctxmodels.core.console import print_status
@@ -131,7 +131,9 @@ class Comparison:
                         continue
                     number += 1
                     try:
-                        if self._finish(run, f"[{number}/{total}] {run.name}"):
+                        with located_errors(run.name):
+                            is_new = self._finish(run, f"[{number}/{total}] {run.name}")
+                        if is_new:
                             on_finished_run()
                     except CtxError as error:
                         print_status(f"{run.name} failed: {failure_line(error)}")

@@ -96,7 +96,7 @@ def measure_size(plan: Plan, variant: Variant, tokenizer: Path, seconds: float) 
         run = prepare_pretraining(arguments, replace(loop_arguments, output_dir=folder))
         documents = run.documents
         if documents is None or not hasattr(run.examples, "__len__"):
-            raise CtxError("The text has no known length.", location=variant.name, hint="use text in local files.")
+            raise CtxError("The text has no known length.", location="dataset", hint="use text in local files.")
         words = sum(len(sentence.split()) for document in documents for sentence in document)
         timer = StepTimer(seconds)
         with redirect_stderr(StringIO()):  # the log of the trials, with the time left of a million steps

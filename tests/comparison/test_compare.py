@@ -15,8 +15,10 @@ from commands import command_output
 from forked import ForkedProcess, run_forked
 
 from hf_ctxmodels.analysis.figures import Figure
+from hf_ctxmodels.cli.compare import print_dry_run
 from hf_ctxmodels.comparison.plan import read_plan
 from hf_ctxmodels.comparison.runner import Comparison
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.demo_corpus import demo_documents
 from hf_ctxmodels.training.summary import TrainingSummary
 
@@ -122,6 +124,20 @@ def test_tables_and_report(finished_dir):
     assert set(figure.references["agreement"]) == {"frequency", "chance"}
     for axis in ("words", "flops", "seconds"):
         assert (finished_dir / f"comparison-words-agreement-{axis}.svg").exists()
+
+
+def test_errors_of_trials_name_the_variant(folder, tmp_path, monkeypatch, capsys):
+    def fail(plan, variant, tokenizer, seconds):
+        raise CtxError("no memory", location="step 1")
+
+    monkeypatch.setattr("hf_ctxmodels.comparison.runner.measure_size", fail)
+    monkeypatch.setattr(Comparison, "tokenizer", lambda comparison, variant: tmp_path)
+    comparison = Comparison(read_plan(folder / "plan.yaml", folder), tmp_path)
+    with pytest.raises(CtxError, match="gpt2, step 1"):
+        print_dry_run(comparison)
+    assert [error.location for error in comparison.run(lambda: None)] == [
+        f"{run.name}, step 1" for run in comparison.selected_runs()
+    ]
 
 
 def test_dry_run_refuses_time_limit(folder):
