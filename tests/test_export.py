@@ -298,6 +298,18 @@ def test_models_without_separable_decoder_raise(tmp_path: Path) -> None:
     assert "no generating decoder" in command_output("export onnx", **flags, fails=True)
 
 
+def test_encoder_of_a_model_without_head(tmp_path: Path) -> None:
+    family = FAMILIES["t5"]
+    model = family.models["AutoModel"](family.config(**family.sizes["tiny"])).eval()
+    tokenizer = family.tokenizer.train([" ".join(exporting._WORDS)] * 20, vocab_size=300)
+    batches = exporting.example_batches(tokenizer, model, "encoder")
+    exporting.export_model(model, batches, tmp_path / "encoder.pt2", "torch", "encoder")  # compares the outputs
+    encoder = torch.export.load(tmp_path / "encoder.pt2").module()
+    is_token = batches[1]["attention_mask"].bool()
+    expected = model(**batches[1]).encoder_last_hidden_state[is_token]
+    torch.testing.assert_close(encoder(**batches[1]).last_hidden_state[is_token], expected, rtol=1e-4, atol=1e-4)
+
+
 def test_export_to_transformers(process_without_package: ForkServer, tmp_path: Path) -> None:
     """The transformers class has the same outputs; a model without such a class is rejected."""
     save_classifier("float32", tmp_path / "model")

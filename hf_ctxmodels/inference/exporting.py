@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput
 
+from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder
 from hf_ctxmodels.architectures.encoder_decoder_heads import TransformerForConditionalGeneration
 from hf_ctxmodels.compression.int8.modules import Int8Linear
 from hf_ctxmodels.compression.low_bits.modules import PackedLinear
@@ -107,7 +108,8 @@ def check_export_file(file: str | Path, format: Format) -> None:
 def check_exportable_as(model: PreTrainedModel, file: str | Path, format: Format, part: Part = "model") -> None:
     """Raise CtxError as `check_export_file`, or if a model has no graph or no such part."""
     check_export_file(file, format)
-    if part != "model" and not has_generating_decoder(model):
+    is_encoder_of_base_model = part == "encoder" and isinstance(model, EncoderDecoder)
+    if part != "model" and not has_generating_decoder(model) and not is_encoder_of_base_model:
         raise CtxError(
             f"{type(model).__name__} has no generating decoder.",
             location=f"--part {part}",
