@@ -95,11 +95,12 @@ def _match_checkpoints(records: Sequence[Record]) -> dict[tuple[str, int | None,
     for record in records:
         if record.step:  # the initial weights remain step 0
             runs[record.variant][record.seed].add(record.step)
-    matched_steps = {}
+    matched_steps: dict[tuple[str, int | None, int | None], int] = {}
     for variant, seeds in runs.items():
-        longest = sorted(max(seeds.values(), key=lambda steps: (len(steps), max(steps))), reverse=True)
-        for seed, steps in seeds.items():
-            for step, matched in zip(sorted(steps, reverse=True), longest):
+        checkpoints = {seed: sorted(steps, reverse=True) for seed, steps in seeds.items()}
+        longest = max(checkpoints.values(), key=lambda steps: (len(steps), steps[0]))
+        for seed, steps in checkpoints.items():
+            for step, matched in zip(steps, longest):
                 matched_steps[variant, seed, step] = matched
     return matched_steps
 
