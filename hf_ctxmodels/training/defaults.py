@@ -101,8 +101,10 @@ def _default_rate(
     if isinstance(optimizer, MuonOptions) and not arguments.has_pretrained_weights:
         return rate_for_size(config, MUON_PRETRAINING_RATE), True
     if not isinstance(optimizer, AdamWOptions | AdafactorOptions):
+        name = type(optimizer).__name__.removesuffix("Options")
         raise CtxError(
-            f"{type(optimizer).__name__.removesuffix('Options')} has no default learning rate for this run.",
+            f"{name} has no default learning rate"
+            + (" for pretrained weights." if isinstance(optimizer, MuonOptions) else "."),
             location="--optimizer",
             hint="pass --learning_rate.",
         )

@@ -38,8 +38,8 @@ def require_finite_weights(model: nn.Module, step: int) -> None:
     non_finite = [name for name, is_finite in zip(parameters, finite, strict=True) if not is_finite]
     if non_finite:
         raise NonFiniteError(
-            f"{len(non_finite)} weights are not finite after step {step}, the first is {non_finite[0]}; the last good "
-            "checkpoint is kept.",
+            f"{len(non_finite)} weights are not finite after step {step}, the first is {non_finite[0]}; they are not "
+            "saved.",
             location=f"step {step}",
             hint="restart with a lower --learning_rate or longer --warmup_steps.",
         )
