@@ -315,7 +315,9 @@ def test_attention_and_heads_commands(
     assert run_command(*attention) == 0, capsys.readouterr().err
     result = AnalysisResult.load(output / "attention.json")
     assert {table.title for table in result.tables} >= {"Patterns of the heads", "Best head of each relation"}
-    assert {"patterns", "rollout", "sentence", "distances"} <= {figure.name for figure in result.figures}
+    figures = {figure.name: figure for figure in result.figures}
+    assert {"patterns", "rollout", "sentence", "distances"} <= figures.keys()
+    assert (figures["dependencies"].low, figures["dependencies"].high) == (0, 1)
     assert run_command(*attention) == 2
     assert "--overwrite" in capsys.readouterr().err
     heads: list[object] = ["analyze", "heads", *flags, "--validation_file", folder / "dev.tsv", "--curve_step", 0.25]

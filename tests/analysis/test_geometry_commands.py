@@ -144,6 +144,7 @@ def test_landscape_command(folder, tmp_path):
     assert "layers.0" in " ".join(result.tables[1].rows)
     tuned_loss = result.tables[0].cells[1][0]
     loss_chart = result.figures[0]
+    assert loss_chart.x == [-0.5, 0, 0.5, 1, 1.5]
     assert tuned_loss == loss_chart.series["pretrained"][loss_chart.x.index(1)]
     assert not (tmp_path / "out" / "landscape-partial.json").exists()
 

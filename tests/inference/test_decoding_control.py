@@ -59,6 +59,8 @@ def test_classifier_guidance_matches_bayes_rule(decoder: Any, classifier: Any, w
     guided = guidance(ids, scores)
     unbatched = torch.cat([guidance(ids[row : row + 1], scores[row : row + 1]) for row in (0, 1)])
     torch.testing.assert_close(guided, unbatched, atol=1e-5, rtol=0)
+    single_texts = ClassifierGuidance(tokenizer, *classifier, "wild", weight, num_candidates=9, batch_size=1)
+    torch.testing.assert_close(guided, single_texts(ids, scores), atol=1e-5, rtol=0)
     candidates = scores.topk(9).indices
     assert torch.equal((guided > -torch.inf).nonzero()[:, 1].view(2, 9), candidates.sort().values)
     torch.testing.assert_close(
