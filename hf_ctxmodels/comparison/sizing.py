@@ -68,7 +68,7 @@ class RunSize:
     @property
     def save_steps(self) -> int:
         """Steps between checkpoints, less than a minute."""
-        return max(1, math.floor(_CHECKPOINT_SECONDS / max(self.seconds_per_step, 1e-6)))
+        return max(1, math.floor(_CHECKPOINT_SECONDS / self.seconds_per_step))
 
     def save(self, file: Path) -> None:
         """Write a JSON file."""

@@ -119,10 +119,9 @@ def _parse_message(message: bytes) -> dict[int, list]:
         match tag & 7:
             case 0:
                 value, position = _read_varint(message, position)
-            case 1 | 5 as wire_type:
-                width = 8 if wire_type == 1 else 4
-                value = int.from_bytes(message[position : position + width], "little")
-                position += width
+            case 5:
+                value = int.from_bytes(message[position : position + 4], "little")
+                position += 4
             case 2:
                 length, position = _read_varint(message, position)
                 value = message[position : position + length]
