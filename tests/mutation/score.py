@@ -133,11 +133,14 @@ def sample_mutants(package: str, count: int, seed: int) -> list[Mutant]:
 
 
 def closest_tests(mutant: Mutant, tree: Path) -> list[str]:
-    """Files of tests that are named after the mutated module, and files that name it, for example in an import."""
-    module = ".".join(mutant.path.with_suffix("").parts)
+    """Files of tests that are named after the mutated module, and files that name it, for example in an import, or run
+    its command, such as `analyze attention`."""
+    names = [".".join(mutant.path.with_suffix("").parts)]
+    if mutant.path.parent.name == "cli" and "_" in mutant.path.stem:
+        names += [f'"{mutant.path.stem}"'.replace("_", separator) for separator in (" ", '", "')]
     files = sorted(file for file in tree.glob("tests/**/test_*.py") if "transformers_suite" not in file.parts)
     named = [file for file in files if mutant.path.stem.removesuffix("s") in file.stem]
-    importing = [file for file in files if module in file.read_text(encoding="utf-8")]
+    importing = [file for file in files if any(name in file.read_text(encoding="utf-8") for name in names)]
     return [*dict.fromkeys(str(file.relative_to(tree)) for file in [*named, *importing])]
 
 
