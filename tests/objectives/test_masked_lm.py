@@ -52,6 +52,13 @@ def test_packing_keeps_rows_intact(lengths, max_length):
     assert all(a + b > max_length for a, b in pairwise(sizes)) or len(packed) > 64, "two rows would fit into one"
 
 
+def test_packing_closes_fullest_bin_at_limit():
+    """64 bins wait for sequences that fill them; the fullest one is returned when another bin is needed."""
+    for count, sizes in ((64, [10] * 64), (65, [6, *[10] * 64, 4])):
+        rows = [{"input_ids": np.zeros(length)} for length in [6] * count + [4] * count]
+        assert [len(packed["input_ids"]) for packed in pack_sequences(rows, 10)] == sizes
+
+
 def test_packed_rows_keep_special_tokens(tokenizer):
     documents, _ = numbered_documents([[7], [9], [5], [12], [3], [4], [8]])
     packed = list(MaskedLM(tokenizer, max_length=24, seed=0, packing=True).examples(documents))
