@@ -98,8 +98,8 @@ def guess_separator(files: Sequence[DataFile], is_directory: bool = False) -> Se
     """Guess what ends a document in text files.
 
     If a directory has several files, or a pattern matches at least ten, and their median size is at most `_SMALL_FILE`,
-    each file is a document. Otherwise the first file decides: if it has at least 20 lines of text and no blank line
-    between them, each line is a document; else a blank line ends a document.
+    each file is a document. Otherwise the first MiB of the first file decides: if it has at least 20 lines of text and
+    no blank line between them, each line is a document; else a blank line ends a document.
     """
     sizes = sorted(file.size or 0 for file in files)
     if len(files) >= (2 if is_directory else 10) and sizes[len(sizes) // 2] <= _SMALL_FILE:

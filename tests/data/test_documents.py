@@ -95,6 +95,8 @@ def test_document_separator(tmp_path, capsys, monkeypatch):
     assert list(load_documents(line_file, document_separator="blank")) == [SENTENCES]
     assert len(list(load_documents(blank_line_file, document_separator="line"))) == 80
     assert list(load_documents(blank_line_file, document_separator="file")) == [SENTENCES * 2]
+    large_file = write(tmp_path, "large.txt", (("word " * 10_000 + "\n") * 25 + "\nword").encode())
+    assert len(list(load_documents(large_file))) == 26, "the blank line after the first MiB is not read"
     with pytest.raises(CtxError, match=r"suffix '\.tsv'"):
         load_documents(write(tmp_path, "table.tsv.gz", b"a\tb\n"))
 

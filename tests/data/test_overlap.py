@@ -129,6 +129,13 @@ def test_clean_examples_keep_input_format(tmp_path, name, content, expected, com
     )
 
 
+def test_separators_of_examples(tmp_path):
+    (tmp_path / "a.txt").write_text("a\n\nb\nc\n")
+    for separator, texts in (("line", ["a", "b", "c"]), ("blank", ["a", "b c"]), ("file", ["a b c"])):
+        examples = read_benchmark(str(tmp_path / "a.txt"), separator=separator).examples
+        assert [" ".join(example.texts[0].split()) for example in examples] == texts
+
+
 def test_benchmark_columns(tmp_path):
     rows = [{"passage": {"text": "a b"}, "answers": ["c", "d"], "label": 1}]
     (tmp_path / "a.jsonl").write_text(json.dumps(rows[0]))
