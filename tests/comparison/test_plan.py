@@ -53,6 +53,15 @@ def test_runs_are_ordered_by_seed(folder):
     assert plan.measures[0].files == [str(folder / "pairs.txt")]
 
 
+def test_config_options_of_plan_and_variant_are_merged(folder):
+    text = PLAN.replace("max_length: 32", "config_options: {num_hidden_layers: 3, hidden_size: 32}, max_length: 32")
+    plan = read_plan_text(folder, text.replace("objective: mlm", "max_length: 16, config_options: {hidden_size: 64}"))
+    recipes = {variant.name: variant.recipe for variant in plan.variants}
+    assert recipes["bert"]["config_options"] == {"num_hidden_layers": "3", "hidden_size": "32"}
+    assert recipes["bert-mlm"]["config_options"] == {"num_hidden_layers": "3", "hidden_size": "64"}
+    assert [recipe["max_length"] for recipe in recipes.values()] == ["32", "32", "16"]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
