@@ -5,7 +5,7 @@ PACKAGE_TESTS: dict[str, tuple[str, ...]] = {
     "core": ("tests/core", "tests/models/test_registration.py", "tests/models/test_common_errors.py", "tests/hub"),
     "layers": ("tests/layers", "tests/models"),
     "tokenizers": ("tests/tokenizers",),
-    "heads": ("tests/models/test_heads.py", "tests/layers", "tests/models"),
+    "heads": ("tests/models/test_heads.py", "tests/inference/test_generation.py", "tests/layers", "tests/models"),
     "architectures": ("tests/architectures", "tests/models"),
     "models": ("tests/models", "tests/parity"),
     "data": ("tests/data", "tests/downstream/tasks"),
