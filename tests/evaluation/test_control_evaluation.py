@@ -56,6 +56,12 @@ def test_attribution_and_perplexities() -> None:
         "wrong": pytest.approx(math.exp((2.5 + 3 + 5) / 4)),
         "none": pytest.approx(math.exp(8 / 4)),
     }
+    pair = ControlScores(("a", "b"), np.array([0, 1]), nats[:2, [0, 1, 3]], np.array([2, 1]))
+    assert pair.perplexities() == {
+        "right": pytest.approx(math.exp((1 + 1) / 3)),
+        "wrong": pytest.approx(math.exp((2 + 5) / 3)),
+        "none": pytest.approx(math.exp((4 + 2) / 3)),
+    }
     single = ControlScores(("a",), np.array([0, 0]), nats[:2, [0, 3]], np.array([2, 1]))
     assert single.perplexities() == {"right": pytest.approx(math.exp(6 / 3)), "none": pytest.approx(math.exp(6 / 3))}
 
