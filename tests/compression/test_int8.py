@@ -73,6 +73,16 @@ def test_int8_linear_equals_integer_product(subtests: pytest.Subtests, monkeypat
 
 
 @torch.no_grad()
+def test_exported_int8_linear_has_no_cpu_kernel() -> None:
+    """The exported program also runs where oneDNN has no int8 product."""
+    torch.manual_seed(0)
+    module, states = Int8Linear.from_weight(torch.randn(17, 24), None), torch.randn(9, 24)
+    program = torch.export.export(module, (states,))
+    assert not [node for node in program.graph.nodes if "onednn" in str(node.target)]
+    torch.testing.assert_close(program.module()(states), module(states))
+
+
+@torch.no_grad()
 def test_row_quantization() -> None:
     """Rows are quantized independently; zeros and NaNs are preserved."""
     states = torch.randn(300, 700)
