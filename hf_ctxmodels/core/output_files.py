@@ -9,11 +9,10 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 
-from filelock import FileLock
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -194,9 +193,9 @@ def replacing_files(
 ) -> Iterator[Path]:
     """Yield a temporary folder in a directory, which is created, and move its files to the directory afterwards.
 
-    The directory is unchanged if writing fails; raises CtxError in this case, and for a URL. The next process to write
-    removes the temporary folder of a killed one. Links are replaced, not their targets, which may be files of another
-    model: the weights of an ONNX file, for example, are looked up next to the link.
+    The directory is unchanged if writing fails; raises CtxError in this case, and for a URL. Links are replaced, not
+    their targets, which may be files of another model: the weights of an ONNX file, for example, are looked up next to
+    the link.
 
     Args:
         previous: Names, or patterns of names, of files and folders of a previous model, which are removed before.
@@ -206,30 +205,14 @@ def replacing_files(
     require_local(directory)
     directory = Path(directory)
     temporary = directory / f".output.{uuid.uuid4().hex}.writing"
-    lock_file = temporary.with_suffix(".lock")
-    lock = FileLock(lock_file, fallback_to_soft=False)
     with wrap_write_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        _remove_unfinished(directory)
-        with suppress(OSError):  # a file system without locks
-            lock.acquire()
+        temporary.mkdir(parents=True)
         try:
-            temporary.mkdir()
             yield temporary
             paths = [path for path in directory.iterdir() if any(fnmatch(path.name, name) for name in previous)]
             replace_files(temporary, directory, paths, main_file=main_file)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-            lock_file.unlink(missing_ok=True)
-            lock.release()
-
-
-def _remove_unfinished(directory: Path) -> None:
-    """Remove the temporary folders of killed processes, whose locks the operating system has released."""
-    for file in directory.glob(".output.*.lock"):
-        with suppress(OSError), FileLock(file, blocking=False, fallback_to_soft=False):
-            shutil.rmtree(file.with_suffix(".writing"), ignore_errors=True)
-            file.unlink()
 
 
 def replace_files(temporary: Path, directory: Path, previous: Iterable[Path], *, main_file: str) -> None:

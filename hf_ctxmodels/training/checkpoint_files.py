@@ -37,7 +37,7 @@ from hf_ctxmodels.training.arguments import LoopArguments
 LOCK_FILE = ".lock"
 MANIFEST_FILE = "manifest.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-_UNFINISHED = re.compile(r"checkpoint-\d+\.(writing|deleting)|model\.writing|\..+\.[0-9a-f]{32}\.(writing|lock)")
+_UNFINISHED = re.compile(r"checkpoint-\d+\.(writing|deleting)|model\.writing|\..+\.[0-9a-f]{32}\.writing")
 _RUN_OUTPUTS = ("quantized", "best.safetensors", "lr_range_test.csv", "lr_range_test.png")
 """Outputs of a run in addition to the final model, which a new run deletes."""
 _SUMMARY_OUTPUTS = ("training_summary.json", "training_log.jsonl", "training_curve.png")

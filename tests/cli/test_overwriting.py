@@ -1,6 +1,5 @@
 """Commands replace existing files only with --overwrite, and never their inputs."""
 
-import multiprocessing
 import os
 import shutil
 from functools import partialmethod
@@ -171,34 +170,6 @@ def test_interrupted_replacement_leaves_no_file_with_the_weights_of_another(tmp_
     with pytest.raises(KeyboardInterrupt), replacing_files(out, main_file="vectors.kv") as folder:
         shutil.copytree(new, folder, dirs_exist_ok=True)
     assert [(path.name, path.read_text()) for path in out.iterdir()] == [("vectors.kv.vectors.npy", "new")]
-
-
-def test_temporary_folders_of_killed_processes_are_removed(tmp_path) -> None:
-    """The temporary folder of a running process, which writes to the same directory, remains."""
-
-    def write(name: str, written: Any, finish: Any) -> None:
-        with replacing_files(tmp_path) as folder:
-            (folder / name).touch()
-            written.set()
-            finish.wait()
-
-    context = multiprocessing.get_context("fork")
-    processes, finish = [], context.Event()
-    for name, event in (("killed.txt", context.Event()), ("running.txt", finish)):
-        written = context.Event()
-        processes.append(context.Process(target=write, args=(name, written, event), daemon=True))
-        processes[-1].start()
-        assert written.wait(60)
-    killed, running = processes
-    killed.kill()
-    killed.join()
-    assert {path.name for path in tmp_path.rglob("*.txt")} == {"killed.txt", "running.txt"}
-    with replacing_files(tmp_path) as folder:
-        (folder / "next.txt").touch()
-    assert {path.name for path in tmp_path.rglob("*.txt")} == {"running.txt", "next.txt"}
-    finish.set()
-    running.join()
-    assert {path.name for path in tmp_path.iterdir()} == {"running.txt", "next.txt"}
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
