@@ -112,9 +112,9 @@ def main() -> None:
                 print(table([result]).splitlines()[-1], flush=True)
     if not results:
         raise CtxError(
-            f"The suite {arguments.suite} has no such row.",
+            f"No row of the suite {arguments.suite} matches.",
             location=f"--only {settings.only}",
-            hint=f"use the start of a word of: {'; '.join(dict.fromkeys(settings.names))}.",
+            hint=f"pass the start of a word of a row; rows: {'; '.join(dict.fromkeys(settings.names))}.",
         )
     text = f"{setting}\n\n{table(results)}\n"
     if arguments.output:

@@ -337,7 +337,7 @@ def _read_contrasts(root: YamlMapping, variants: Sequence[str]) -> dict[str, tup
 
 @contextmanager
 def located_errors(location: str) -> Iterator[None]:
-    """Add the location in the plan to an error."""
+    """Add a location, such as an entry of the plan or a run, before the location of an error."""
     try:
         yield
     except CtxError as error:

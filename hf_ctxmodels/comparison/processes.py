@@ -40,8 +40,8 @@ def run_command(command: list[str], log: Path, deadline: float | None = None) ->
     """Run a command with its output in a log file.
 
     Args:
-        deadline: Time (`time.monotonic`) of SIGTERM, on which training saves a checkpoint and stops, as it does if this
-            process is interrupted.
+        deadline: Time (`time.monotonic`) at which SIGTERM is sent; training then saves a checkpoint and stops. An
+            interruption of this process does the same.
 
     Raises:
         CtxError: The command failed.
@@ -50,7 +50,7 @@ def run_command(command: list[str], log: Path, deadline: float | None = None) ->
     log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     with log.open("w") as output:
-        # a session separates the command and its subprocesses from signals of the terminal, see `_terminate`
+        # a new session: Ctrl-C does not reach the command directly, `_terminate` signals all of its processes
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -82,11 +82,13 @@ def run_command(command: list[str], log: Path, deadline: float | None = None) ->
 
 
 def _terminate(process: subprocess.Popen[bytes]) -> None:
-    """Send SIGTERM to a command and its subprocesses (`accelerate launch` does not forward it), and wait for its end;
-    another interruption sends SIGTERM again, on which training stops without saving."""
+    """Send SIGTERM to a command and its subprocesses, and wait for the end of the command; another interruption sends
+    SIGTERM again, on which training stops without saving.
+
+    `accelerate launch` does not forward SIGTERM, and ends before the training of a single process has saved."""
     while process.poll() is None:
-        os.killpg(process.pid, signal.SIGTERM)
         with suppress(KeyboardInterrupt, SystemExit):
+            os.killpg(process.pid, signal.SIGTERM)
             process.wait()
 
 

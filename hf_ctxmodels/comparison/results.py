@@ -59,7 +59,8 @@ class Scores:
     """Values by variant, step, measure and metric, one for each seed.
 
     The seeds of a variant differ in the number of steps if machines of different speed ran them with a budget in
-    minutes. Their checkpoints are then matched from the last one, and have the steps of the longest run.
+    minutes. Their checkpoints are then aligned from the last one backwards, and labeled with the steps of the longest
+    run.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:

@@ -75,7 +75,7 @@ def _convert_weights(arrays: Mapping[str, Any], config: CtxElmoConfig, location:
                 location=location,
                 hint="use the weights and the options of the same model.",
             )
-        return torch.from_numpy(np.array(arrays[name]).astype(np.float32, casting="same_kind"))  # not from text
+        return torch.from_numpy(np.asarray(arrays[name]).astype(np.float32, casting="same_kind"))  # not from text
 
     characters = array("char_embed")
     weights = {"characters.embeddings.weight": torch.cat([torch.zeros_like(characters[:1]), characters])}

@@ -98,7 +98,7 @@ def _read_parameters(folder: Path) -> list[Tensor]:
         sizes = [int(np.prod(shape)) for shape in shapes]
         count = len(list(folder.glob("params_*.npy")))
         arrays = [np.load(folder / f"params_{number}.npy").reshape(-1) for number in range(count)]
-        values = np.concatenate(arrays, dtype=np.float32, casting="same_kind")  # not from text or complex numbers
+        values = np.concatenate(arrays, dtype=np.float32)  # not from text or complex numbers
     if sum(sizes) != len(values):
         raise CtxError(
             f"params_shapes.json lists {sum(sizes):,} values, the {count} .npy files hold {len(values):,}.",

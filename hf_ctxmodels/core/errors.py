@@ -43,13 +43,13 @@ def wrap_errors(message: str, *, location: object = None, hint: str | None = Non
     except CtxError:
         raise
     except Exception as error:
-        hint = specific_hint(error, hint)
+        hint = hint_for_error(error, hint)
         raise CtxError(f"{message}: {describe_error(error)}.", location=location, hint=hint) from error
 
 
-def specific_hint(error: Exception, hint: str | None) -> str | None:
-    """The hint for a file that may not be read or written; `hint` for other errors."""
-    return "check the permissions of the file." if isinstance(error, PermissionError) else hint
+def hint_for_error(error: Exception, default: str | None) -> str | None:
+    """The hint for a file without permission, or the default for other errors."""
+    return "check the permissions of the file." if isinstance(error, PermissionError) else default
 
 
 def require_packages(*names: str, extra: str, location: str) -> None:

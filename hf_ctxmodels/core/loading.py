@@ -16,7 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id
 
-from hf_ctxmodels.core.errors import CtxError, specific_hint, wrap_errors
+from hf_ctxmodels.core.errors import CtxError, hint_for_error, wrap_errors
 
 
 def parse_json(text: str, *, location: object, hint: str = "write valid JSON.") -> Any:
@@ -143,7 +143,7 @@ def load_pretrained(auto_class: Any, source: str | PathLike[str] | None, descrip
         raise CtxError(
             f"Cannot load {description}: {error}",
             location=str(source) if source else None,
-            hint=specific_hint(error, "use the directory or Hub id to which it was saved."),
+            hint=hint_for_error(error, "use the directory or Hub id to which it was saved."),
         ) from error
 
 

@@ -75,8 +75,8 @@ def require_writable(directory: str | Path, flag: str) -> None:
 def check_output_directory(
     directory: str | Path, names: Iterable[str], *, flag: str, overwrite: bool, model: str | Path | None = None
 ) -> None:
-    """Raise CtxError if the directory cannot be written to, is the directory of `model`, has one of the named files and
-    `overwrite` is false, or a folder with the name of a file, which has a suffix."""
+    """Raise CtxError if the directory cannot be written to, is the directory of `model`, contains one of the files
+    without `overwrite`, or contains a directory with the name of a file (a name with a suffix)."""
     require_writable(directory, flag)
     directory = Path(directory)
     if model is not None and Path(model).is_dir() and directory.resolve() == Path(model).resolve():
@@ -91,7 +91,7 @@ def check_output_directory(
         raise CtxError(
             f"{folders[0]} is a directory, not a file.",
             location=f"{flag} {directory}",
-            hint="choose another directory, or rename it.",
+            hint=f"remove or rename {directory / folders[0]}, or choose another directory.",
         )
     if existing and not overwrite:
         raise CtxError(
@@ -189,7 +189,7 @@ def replacing(file: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_files(
-    directory: str | Path, previous: Collection[str] = (), *, main_file: str = MODEL_FILES[0]
+    directory: str | Path, previous: Collection[str] = (), *, main_file: str = "config.json"
 ) -> Iterator[Path]:
     """Yield a temporary folder in a directory, which is created, and move its files to the directory afterwards.
 

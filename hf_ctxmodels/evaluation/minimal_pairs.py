@@ -96,7 +96,7 @@ def unigram_scorer(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> 
 
     def score_sentences(sentences: Sequence[str]) -> list[float]:
         return [
-            sum(log((counts[token] + 1) / normalizer) for token in tokenizer.tokenize(sentence))
+            sum(log((counts[token] + 1) / normalizer) for token in tokenizer.tokenize(sentence, verbose=False))
             for sentence in sentences
         ]
 

@@ -108,8 +108,8 @@ def check_export_file(file: str | Path, format: Format) -> None:
 def check_exportable_as(model: PreTrainedModel, file: str | Path, format: Format, part: Part = "model") -> None:
     """Raise CtxError as `check_export_file`, or if a model has no graph or no such part."""
     check_export_file(file, format)
-    is_encoder_of_base_model = part == "encoder" and isinstance(model, EncoderDecoder)
-    if part != "model" and not has_generating_decoder(model) and not is_encoder_of_base_model:
+    has_part = has_generating_decoder(model) or (part == "encoder" and isinstance(model, EncoderDecoder))
+    if part != "model" and not has_part:
         raise CtxError(
             f"{type(model).__name__} has no generating decoder.",
             location=f"--part {part}",

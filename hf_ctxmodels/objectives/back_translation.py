@@ -61,7 +61,7 @@ class DataCollatorForBackTranslation(PaddingCollator):
     The noise first shuffles words, each by fewer than `word_shuffle` positions, then drops each word with probability
     `word_dropout`, then replaces each remaining word by one mask token per subword with probability `word_blank`. The
     first and the last token are unchanged, and one word always remains. A word ends with a token with the suffix
-    "</w>". (In XLM's released code every token is a word.)
+    "</w>". XLM's released code applies the noise to single tokens.
 
     Each feature holds:
         input_ids: (tokens,) with special tokens, one of them at its beginning.

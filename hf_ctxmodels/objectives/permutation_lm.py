@@ -177,7 +177,7 @@ class PermutationLM(DataCollatorForPermutationLM, Objective):
     as truncated.
 
     A span has 1 to 5 words, and its context includes it (section 3.1). In the released code it begins with a word but
-    has 1 to 5 tokens, and the context is added to it.
+    has 1 to 5 tokens, and its context does not include it.
 
     | document | example | targets |
     |---|---|---|

@@ -19,12 +19,13 @@ from accelerate.utils import (
     set_seed,
     str_to_bool,
 )
+from torch import nn
 
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.devices import Dtype, select_device
 from hf_ctxmodels.core.errors import CtxError, require_packages
 from hf_ctxmodels.training.arguments import LambOptions, LoopArguments
-from hf_ctxmodels.training.deepspeed_state import require_supported_deepspeed
+from hf_ctxmodels.training.deepspeed_state import require_zero_stage
 from hf_ctxmodels.training.distributed import (
     check_shared_directory,
     detect_lost_processes,
@@ -114,7 +115,8 @@ def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = Fals
         accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
         accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        require_supported_deepspeed(accelerator)
+        require_zero_stage(accelerator)
+    _require_no_accumulation(accelerator)
     for line in inactive_parallelism_warnings(
         accelerator.distributed_type, accelerator.num_processes, accelerator.device.type
     ):
@@ -126,6 +128,27 @@ def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = Fals
         load_weights_in_all_processes(accelerator)
     set_seed(arguments.seed)
     return accelerator
+
+
+def _require_no_accumulation(accelerator: Accelerator) -> None:
+    """Raise CtxError if accelerate or DeepSpeed is configured to accumulate gradients, which the loop does itself."""
+    steps = accelerator.gradient_accumulation_steps
+    if accelerator.distributed_type == DistributedType.DEEPSPEED and steps == 1:
+        configured = accelerator.state.deepspeed_plugin.deepspeed_config.get("gradient_accumulation_steps", 1)
+        steps = 1 if configured == "auto" else configured
+    if steps != 1:
+        raise CtxError(
+            f"{steps} gradient accumulation steps are configured, by which the gradients would be divided again.",
+            location="accelerate launch",
+            hint=f"set gradient_accumulation_steps to 1 there, and pass --gradient_accumulation_steps {steps} to the "
+            "command.",
+        )
+
+
+def unwrap_model(accelerator: Accelerator, model: nn.Module) -> Any:
+    """The model that `accelerator.prepare` has wrapped, also for `accelerate launch --dynamo_backend`, whose module
+    prefixes the names of all weights."""
+    return accelerator.unwrap_model(model, keep_torch_compile=False)
 
 
 def receives_weights(accelerator: Accelerator) -> bool:

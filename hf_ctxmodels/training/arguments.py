@@ -53,7 +53,7 @@ class LambOptions(AdamOptions):
 class MuonOptions(AdamOptions):
     """Muon (Jordan et al. 2024) for the weight matrices of the layers, AdamW for the other parameters."""
 
-    momentum: float = flag(0.95, "Decay of Muon's momentum; the other options of this kind are AdamW's.")
+    momentum: float = flag(0.95, "Momentum of Muon; beta1, beta2 and epsilon apply to AdamW.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -280,7 +280,7 @@ def move_files(temporary: Path, directory: Path) -> None:
 def replacing_model(directory: Path) -> Iterator[Path]:
     """Yield a temporary folder in a directory, which is created, and `move_files` from it to the directory afterwards.
 
-    If writing fails, the directory is unchanged and a CtxError is raised."""
+    A CtxError is raised if writing fails; the directory is unchanged until all files are written."""
     temporary = temporary_path(directory / "model")
     with wrap_write_errors(directory):
         shutil.rmtree(temporary, ignore_errors=True)

@@ -21,18 +21,9 @@ _UNCONVERTED_VALUES = "_unconverted_values"
 _LOSS_SCALE_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
-def require_supported_deepspeed(accelerator: Accelerator) -> None:
-    """Raise CtxError for a DeepSpeed configuration other than ZeRO stage 1 or 2, or with accumulation of gradients."""
-    plugin = accelerator.state.deepspeed_plugin
-    micro_batches, stage = plugin.deepspeed_config.get("gradient_accumulation_steps", 1), plugin.zero_stage
-    if micro_batches not in (1, "auto"):
-        raise CtxError(
-            f"DeepSpeed is configured with {micro_batches} gradient accumulation steps, which would divide the "
-            "gradients again.",
-            location="accelerate launch",
-            hint=f"set gradient_accumulation_steps to 1 there, and pass --gradient_accumulation_steps {micro_batches} "
-            "to the command.",
-        )
+def require_zero_stage(accelerator: Accelerator) -> None:
+    """Raise CtxError for a DeepSpeed configuration other than ZeRO stage 1 or 2."""
+    stage = accelerator.state.deepspeed_plugin.zero_stage
     if stage not in (1, 2):
         alternative = "fsdp2.yaml, which also shards the weights" if stage == 3 else "ddp_cpu.yaml, without sharding"
         raise CtxError(

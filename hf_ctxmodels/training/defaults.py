@@ -30,7 +30,7 @@ from hf_ctxmodels.training.arguments import (
 
 BASE_WIDTH, BASE_LAYERS = 768, 12  # BERT-base
 PRETRAINING_RATE, FINETUNING_RATE = 1.4e-4, 5e-5  # of Adam, for BERT-base
-MUON_PRETRAINING_RATE = 2.8e-4  # for BERT-base
+MUON_PRETRAINING_RATE = 2.8e-4  # of Muon and its AdamW, extrapolated from the size `tiny` to BERT-base
 # of steps multiplied by the root mean square of the parameter
 SCALED_PRETRAINING_RATE, SCALED_FINETUNING_RATE = 1e-2, 1e-3
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022 (arXiv 2203.15556), table 3
@@ -98,13 +98,13 @@ def _default_rate(
     rate = defaults.architecture_rates.get(getattr(config, "architecture", ""), defaults.learning_rate)
     if rate is not None and not arguments.is_finetuning and optimizer == _family_optimizer(arguments, config):
         return rate, False
-    if isinstance(optimizer, MuonOptions) and not arguments.has_pretrained_weights:
+    if isinstance(optimizer, MuonOptions) and not arguments.has_pretrained_weights and defaults.optimizer == "adamw":
         return rate_for_size(config, MUON_PRETRAINING_RATE), True
     if not isinstance(optimizer, AdamWOptions | AdafactorOptions):
         name = type(optimizer).__name__.removesuffix("Options")
+        weights = " and pretrained weights" if arguments.has_pretrained_weights else ""
         raise CtxError(
-            f"{name} has no default learning rate"
-            + (" for pretrained weights." if isinstance(optimizer, MuonOptions) else "."),
+            f"{name} has no default learning rate for this family{weights}.",
             location="--optimizer",
             hint="pass --learning_rate.",
         )

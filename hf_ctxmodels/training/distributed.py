@@ -23,7 +23,6 @@ from hf_ctxmodels.core.output_files import wrap_write_errors
 _LAUNCH_SETTINGS = {
     "DeepSpeed": ("ACCELERATE_USE_DEEPSPEED", DistributedType.DEEPSPEED),
     "FSDP": ("ACCELERATE_USE_FSDP", DistributedType.FSDP),
-    "Megatron-LM": ("ACCELERATE_USE_MEGATRON_LM", DistributedType.MEGATRON_LM),
 }
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _MAX_DELAY = 1.0  # seconds until a new file is visible on all machines
@@ -35,7 +34,13 @@ _CONNECTION_ERRORS = (
 
 
 def require_configured_backend() -> None:
-    """Raise CtxError if `accelerate launch` configured DeepSpeed and it is not installed."""
+    """Raise CtxError if `accelerate launch` configured DeepSpeed and it is not installed, or Megatron-LM."""
+    if str_to_bool(os.environ.get("ACCELERATE_USE_MEGATRON_LM", "false")):
+        raise CtxError(
+            "Megatron-LM is configured, but it is not supported.",
+            location="accelerate launch",
+            hint="launch with another file, such as fsdp2.yaml.",
+        )
     if _is_configured("DeepSpeed") and not is_deepspeed_available():
         raise CtxError(
             "DeepSpeed is configured, but it is not installed.",

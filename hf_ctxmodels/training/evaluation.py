@@ -18,6 +18,7 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.data import ExampleSet, ExampleStream, Mixture
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.objectives.base import BaselineOptions
+from hf_ctxmodels.training.accelerator import unwrap_model
 from hf_ctxmodels.training.training_step import (
     INDEX_KEY,
     Batch,
@@ -48,7 +49,7 @@ class LossEvaluation:
 
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
         """Evaluate; a collective call, with the same values on all processes."""
-        unwrapped = accelerator.unwrap_model(model, keep_torch_compile=False)
+        unwrapped = unwrap_model(accelerator, model)
         has_logits_option = "return_logits" in inspect.signature(unwrapped.forward).parameters
         options = {"return_logits": False} if has_logits_option else {}
         if self._target_counts is None:

@@ -196,8 +196,7 @@ class TrainingLoop:
         if arguments.learning_rate == "auto" and checkpoint is None:
             self._choose_learning_rate(optimizer)
         self.scheduler = make_scheduler(optimizer, arguments, self.total_steps)
-        saves_checkpoints = arguments.save_steps or arguments.save_at
-        self.step_metrics = StepMetrics(accelerator, arguments.output_dir if saves_checkpoints else None)
+        self.step_metrics = StepMetrics(accelerator, arguments.output_dir)
         self.training_state = TrainingState(
             training_step=self.training_step,
             arguments=arguments,
@@ -434,7 +433,7 @@ class TrainingLoop:
 
     def _save(self) -> None:
         self.step_metrics.settle()  # raises for a non-finite step before it is saved
-        require_finite_weights(self.prepared_model, self.training_state.step)
+        require_finite_weights(self.training_step.unwrapped_model, self.training_state.step)
         self.stopwatch.pause()
         with self.training_state.saving() as checkpoint:
             if checkpoint is not None:

@@ -24,7 +24,7 @@ from hf_ctxmodels.architectures.configurations import CtxCharacterConfig
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
-from hf_ctxmodels.core.errors import CtxError, specific_hint
+from hf_ctxmodels.core.errors import CtxError, hint_for_error
 from hf_ctxmodels.core.loading import require_existing_path
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.output_files import VOCABULARY_FILES
@@ -49,7 +49,7 @@ def _wrap_library_errors(message: str, source: str | Path, hint: str) -> Iterato
         # configuration classes wrap the errors of their validators
         cause = (error.__cause__ if isinstance(error, StrictDataclassError) else None) or error
         first_line = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
-        raise CtxError(f"{message}: {first_line}", location=str(source), hint=specific_hint(error, hint)) from error
+        raise CtxError(f"{message}: {first_line}", location=str(source), hint=hint_for_error(error, hint)) from error
 
 
 def check_source(source: str | Path, names: Sequence[str] = ()) -> None:

@@ -143,8 +143,8 @@ def _discriminative_groups(
 
 def make_optimizer(model: PreTrainedModel, arguments: LoopArguments) -> torch.optim.Optimizer:
     """The optimizer of the loop's arguments, also for `Trainer(..., optimizers=(make_optimizer(...), None))`; raises
-    CtxError if its package is not installed, or the model does not support weight decay, a separate learning rate of
-    the heads, or rates by layer."""
+    CtxError if its package is not installed, or the model does not support Muon, weight decay, a separate learning
+    rate of the heads, or rates by layer."""
     arguments = with_default_rates(arguments, getattr(model, "config", None))
     options = arguments.optimizer
     assert options is not None
@@ -154,17 +154,19 @@ def make_optimizer(model: PreTrainedModel, arguments: LoopArguments) -> torch.op
         groups = _groups_by_decay(model.parameters(), options.weight_decay)
     else:
         groups = _discriminative_groups(model, arguments, rate, options.weight_decay)
+    settings: dict[str, Any] = {"lr": rate}
+    if isinstance(options, AdamOptions):
+        settings |= {"betas": (options.beta1, options.beta2), "eps": options.epsilon}
     match options:
-        case AdamOptions():
-            settings: dict[str, Any] = {"lr": rate, "betas": (options.beta1, options.beta2), "eps": options.epsilon}
-            if isinstance(options, LambOptions):
-                return _lamb(groups, settings)
-            if isinstance(options, MuonOptions):
-                return MuonWithAdamW(_groups_by_update(model, groups), momentum=options.momentum, **settings)
-            if isinstance(options, AdamWOptions) and options.scale_by_size:
-                return ScaledAdamW(groups, **settings)
+        case AdamWOptions(scale_by_size=True):
+            return ScaledAdamW(groups, **settings)
+        case AdamWOptions():
             # Loshchilov & Hutter 2019; the fused form is one kernel for all parameters
             return torch.optim.AdamW(groups, fused=True, **settings)
+        case LambOptions():
+            return _lamb(groups, settings)
+        case MuonOptions():
+            return MuonWithAdamW(_split_muon_groups(model, groups), momentum=options.momentum, **settings)
         case AdafactorOptions():
             # Shazeer & Stern 2018 with the rate of the schedule; updates are clipped to a root mean square of 1
             return Adafactor(groups, lr=rate, scale_parameter=options.scale_by_size, relative_step=False)
@@ -199,39 +201,37 @@ def _lamb(groups: list[dict[str, Any]], settings: dict[str, Any]) -> torch.optim
     return optimizer
 
 
-def _groups_by_update(model: PreTrainedModel, groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups of parameters, with the weight matrices of the layers in separate groups with `use_muon`.
+def _split_muon_groups(model: PreTrainedModel, groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups of parameters, with the weights of the linear layers in the stack in separate groups with `use_muon`.
 
-    Embeddings and heads are updated by AdamW, as in Jordan et al. 2024. Raises CtxError if the layers have no matrices.
+    Embeddings and heads are updated by AdamW, as in Jordan et al. 2024. Raises CtxError if the stack has no trainable
+    linear layer.
     """
     depths = _parameters_by_depth(model)
-    matrices = {
-        parameter
-        for depth in depths.keys() - {_EMBEDDINGS, _HEADS}
-        for parameter in depths[depth]
-        if parameter.ndim == 2
-    }
-    if not matrices:
+    in_stack = {parameter for depth in depths.keys() - {_EMBEDDINGS, _HEADS} for parameter in depths[depth]}
+    linear = {module.weight for module in model.modules() if isinstance(module, nn.Linear)} & in_stack
+    if not linear:
         raise CtxError(
-            f"{type(model).__name__} has no trainable weight matrices in layers, which Muon updates.",
+            f"Muon does not support {type(model).__name__}, whose layers have no trainable linear layers.",
             location="--optimizer muon",
             hint="use --optimizer adamw.",
         )
-    divided = []
+    split_groups = []
     for group in groups:
         for use_muon in (True, False):
-            parameters = [parameter for parameter in group["params"] if (parameter in matrices) == use_muon]
+            parameters = [parameter for parameter in group["params"] if (parameter in linear) == use_muon]
             if parameters:
-                divided.append({**group, "params": parameters, "use_muon": use_muon})
-    return divided
+                split_groups.append({**group, "params": parameters, "use_muon": use_muon})
+    return split_groups
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon for the groups of weight matrices with `use_muon`, and AdamW for the other groups.
+    """Muon for the groups with `use_muon`, which have matrices only, and AdamW for the other groups.
 
-    Muon orthogonalizes the momentum of a matrix (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon). Its
-    updates are scaled to the root mean square of AdamW's (Liu et al. 2025, arXiv 2502.16982, equation 4), so that both
-    have the same learning rate and weight decay. `betas` and `eps` are AdamW's.
+    Muon orthogonalizes the momentum of a matrix (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon); a
+    linear layer that projects to queries, keys and values is one matrix. Its updates are scaled to the root mean square
+    of AdamW's (Liu et al. 2025, arXiv 2502.16982, equation 4), so that both have the same learning rate and weight
+    decay. `betas` and `eps` are AdamW's.
     """
 
     def __init__(

@@ -17,7 +17,6 @@ from hf_ctxmodels.core.output_files import write_text_file
 
 SUMMARY_FILE = "training_summary.json"
 _RATE_HINT = "a higher --learning_rate (--learning_rate auto measures one), "
-_HINT = "more steps, a pretrained --model, or, for a new model, --optimizer muon and a shorter --max_length."
 _NEW_SUMMARY = "train the model again to write a new one."
 _PACKAGES = ("hf_ctxmodels", "torch", "transformers", "accelerate", "datasets", "tokenizers")
 
@@ -90,7 +89,9 @@ class TrainingSummary:
         """Print a line with the warnings, if any, and a hint."""
         if self.warnings:
             rate_hint = "" if self.has_measured_rate else _RATE_HINT
-            print(f"warning: {'; '.join(self.warnings)}; hint: try {rate_hint}{_HINT}")
+            shorter = "shorter sequences (--max_length), " if self.task == "pretraining" else ""
+            hint = f"hint: try {rate_hint}more steps, {shorter}or a pretrained --model."
+            print(f"warning: {'; '.join(self.warnings)}; {hint}")
 
     def save(self, directory: str | Path) -> Path:
         """Write `training_summary.json` into `directory` and return its path."""

@@ -18,6 +18,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import matches_type
 from hf_ctxmodels.core.output_files import wrap_write_errors, write_text_file
 from hf_ctxmodels.training.accelerator import describe_device
+from hf_ctxmodels.training.checkpoint_files import list_checkpoints
 from hf_ctxmodels.training.optimizers import local_shard
 
 LOG_FILE = "training_log.jsonl"
@@ -50,15 +51,12 @@ class StepMetrics:
 
     Reading a scalar synchronizes with the device, so scalars are collected as tensors (`add`) and read together
     (`settle`) at logging and saving, and at least every `capacity` steps. Settled values are means over processes.
-
-    Args:
-        checkpoint_dir: Directory of the checkpoints, named in errors; None if none are saved during training.
     """
 
     capacity = 64
 
-    def __init__(self, accelerator: Accelerator, checkpoint_dir: str | None) -> None:
-        self._accelerator, self._checkpoint_dir = accelerator, checkpoint_dir
+    def __init__(self, accelerator: Accelerator, output_dir: str) -> None:
+        self._accelerator, self._output_dir = accelerator, output_dir
         self._pending: list[tuple[int, dict[str, torch.Tensor], list[torch.Tensor]]] = []
         self._settled: list[dict[str, float]] = []
 
@@ -101,14 +99,14 @@ class StepMetrics:
                 name, examples = non_finite[0], torch.cat(indices).tolist()
                 shown = ", ".join(str(index) for index in examples[:_MAX_SHOWN_INDICES])
                 hidden = len(examples) - _MAX_SHOWN_INDICES
+                checkpoints = list_checkpoints(self._output_dir)
                 raise NonFiniteError(
-                    f"The {quantity} of step {step} is {values[name]}; training stopped"
-                    + (", and the last good checkpoint is kept." if self._checkpoint_dir else "."),
+                    f"The {quantity} of step {step} is {values[name]}.",
                     location=f"step {step}, process {self._accelerator.process_index}, examples {shown}"
                     + (f" and {hidden} more" if hidden > 0 else ""),
                     hint="check these examples; if they are valid, restart with a lower --learning_rate, longer "
                     "--warmup_steps, or another --dtype."
-                    + (f" Earlier checkpoints are in {self._checkpoint_dir}." if self._checkpoint_dir else ""),
+                    + (f" The last checkpoint is {checkpoints[-1]}." if checkpoints else ""),
                 )
         table = self._accelerator.reduce(table, reduction="mean")
         for values in table.tolist():

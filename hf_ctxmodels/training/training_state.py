@@ -181,9 +181,7 @@ class TrainingState:
         self._accelerator = self.training_step.accelerator
         self.step = self.tokens = 0
         self.metrics: dict[str, float] = {}
-        # without the module of `accelerate launch --dynamo_backend`, whose weights have other names
-        unwrapped = self._accelerator.unwrap_model(self.training_step.model, keep_torch_compile=False)
-        self._unwrapped_model = unwrapped
+        self._unwrapped_model = unwrapped = self.training_step.unwrapped_model
         saved_class = getattr(unwrapped, "checkpoint_class", type(unwrapped))
         self.model_class = saved_class.__name__.removeprefix("FSDP")  # sharding makes a subclass named FSDP<class>
         self._random_file = f"random_state_{self._accelerator.process_index}.json"

@@ -28,6 +28,7 @@ from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.data import ExampleStream, ShardedStream, training_loader
 from hf_ctxmodels.data.streams import POSITION_KEY
+from hf_ctxmodels.training.accelerator import unwrap_model
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.distributed import ignore_signals
 from hf_ctxmodels.training.optimizers import scaled_learning_rate
@@ -304,7 +305,7 @@ class TrainingStep:
     on_pre_optimizer_step: Callable[[float, dict[str, Tensor]], None] | None = None
 
     def __post_init__(self) -> None:
-        unwrapped = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        self.unwrapped_model = unwrapped = unwrap_model(self.accelerator, self.model)
         optimizer = self.optimizer.optimizer
         self._targets = loss_targets(unwrapped) if self.loss_function is None else self.loss_function.targets
         is_inplace = isinstance(unwrapped, CtxPreTrainedModel) and unwrapped.supports_inplace_optimizer(optimizer)
@@ -382,7 +383,9 @@ class TrainingStep:
         inputs: dict[str, Any] = {"learning_rate": self.learning_rate}
         if isinstance(self.optimizer.optimizer, torch.optim.Adagrad):
             state = self.optimizer.optimizer.state
-            inputs["squares"] = {name: state[parameter]["sum"] for name, parameter in self.model.named_parameters()}
+            inputs["squares"] = {
+                name: state[parameter]["sum"] for name, parameter in self.unwrapped_model.named_parameters()
+            }
         return inputs
 
     def _clip_gradients(self) -> Tensor:

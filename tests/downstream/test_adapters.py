@@ -343,10 +343,17 @@ def test_loading_reports_adapters(bert: PreTrainedModel, tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        *[("a/model_head.safetensors", "x"), ("a/head_config.json", '{"config": [1]}'), ("a/head_config.json", "[]")],
-        *[("a/adapter.safetensors", "x"), ("a/adapter_config.json", "{}"), ("a/adapter_config.json", "leave_out")],
-        *[("stack.json", "[]"), ("stack.json", "{}"), ("stack.json", '{"active": 3}')],
-        *[("a,b/adapter_fusion_config.json", '{"adapter_names": 3}'), ("a,b/adapter_fusion_config.json", "{}")],
+        ("a/model_head.safetensors", "x"),
+        ("a/head_config.json", '{"config": [1]}'),
+        ("a/head_config.json", "[]"),
+        ("a/adapter.safetensors", "x"),
+        ("a/adapter_config.json", "{}"),
+        ("a/adapter_config.json", "leave_out"),
+        ("stack.json", "[]"),
+        ("stack.json", "{}"),
+        ("stack.json", '{"active": 3}'),
+        ("a,b/adapter_fusion_config.json", '{"adapter_names": 3}'),
+        ("a,b/adapter_fusion_config.json", "{}"),
     ],
 )
 def test_damaged_files_raise(bert: PreTrainedModel, tmp_path: Path, file: str, content: str) -> None:

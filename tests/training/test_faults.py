@@ -8,7 +8,6 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.accelerator import make_accelerator
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import list_checkpoints
-from hf_ctxmodels.training.deepspeed_state import require_supported_deepspeed
 from hf_ctxmodels.training.distributed import inactive_parallelism_warnings
 from hf_ctxmodels.training.model_loading import load_config, load_model
 from hf_ctxmodels.training.sharded_checkpoints import merge_checkpoint
@@ -309,13 +307,17 @@ def test_unsupported_settings_of_deepspeed(workspace, tmp_path, pretrain_with_de
     assert message in errors
 
 
-def test_gradient_accumulation_of_deepspeed_raises():
-    plugin = SimpleNamespace(zero_stage=2, deepspeed_config={"gradient_accumulation_steps": "auto"})
-    accelerator = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin))
-    require_supported_deepspeed(accelerator)
-    plugin.deepspeed_config["gradient_accumulation_steps"] = 4
-    with pytest.raises(CtxError, match="4 gradient accumulation steps"):
-        require_supported_deepspeed(accelerator)
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4", "4 gradient accumulation steps are configured"),
+        ("ACCELERATE_USE_MEGATRON_LM", "true", "Megatron-LM is configured"),
+    ],
+)
+def test_unsupported_launch_settings(monkeypatch, tmp_path, fresh_accelerate, variable, value, message):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(CtxError, match=message):
+        make_accelerator(LoopArguments(output_dir=str(tmp_path), max_steps=1))
 
 
 # FSDP processes as started by `accelerate launch --config_file fsdp2.yaml`, but forked. With KILLED_SAVE=n, process 1
@@ -463,10 +465,6 @@ def test_warnings_about_inactive_parallelism(monkeypatch, tmp_path, capsys, fres
     (line,) = inactive_parallelism_warnings(DistributedType.MULTI_CPU, 2, "cpu")
     assert "DeepSpeed is configured but not active: 2 processes on cpu" in line
     assert inactive_parallelism_warnings(DistributedType.DEEPSPEED, 2, "cuda") == []
-    monkeypatch.setenv("ACCELERATE_USE_MEGATRON_LM", "true")
-    (line,) = inactive_parallelism_warnings(DistributedType.DEEPSPEED, 2, "cuda")
-    assert "Megatron-LM is configured but not active" in line
-    monkeypatch.delenv("ACCELERATE_USE_MEGATRON_LM")
     arguments = LoopArguments(output_dir=str(tmp_path), max_steps=1)
     if not is_deepspeed_available():
         with pytest.raises(CtxError, match="not installed"):

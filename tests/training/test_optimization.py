@@ -133,12 +133,12 @@ def test_scaled_adamw():
 
 @pytest.mark.parametrize("separate_head", [False, True])
 def test_muon(separate_head):
-    """Equations 1 to 4 of Liu et al. 2025 for the matrices of the layers, and AdamW for embeddings, head and biases.
+    """Equations 1 to 4 of Liu et al. 2025 for the linear layers of the stack, and AdamW for all other parameters.
 
-    The iterations are in bfloat16, whose rounding errors are below 10% of the step.
+    The iterations are in bfloat16, as in the released code.
     """
     torch.manual_seed(0)
-    layer = nn.ModuleDict({"up": nn.Linear(4, 12), "norm": nn.LayerNorm(12), "down": nn.Linear(12, 4)})
+    layer = nn.ModuleDict({"up": nn.Linear(4, 12), "down": nn.Linear(12, 4), "distances": nn.Embedding(3, 2)})
     base = nn.ModuleDict({"embeddings": nn.Embedding(30, 4), "layers": nn.ModuleList([layer])})
     model: Any = nn.ModuleDict({"base": base, "head": nn.Linear(4, 2)})
     model.base_model, model.base_model_prefix = base, "base"
@@ -161,25 +161,28 @@ def test_muon(separate_head):
             if name in matrices:
                 first.copy_(momentum * first + (1 - momentum) * g)
                 update = momentum * first + (1 - momentum) * g  # Nesterov
+                is_tall = update.shape[0] > update.shape[1]
+                update = update.T.bfloat16() if is_tall else update.bfloat16()
                 update = update / update.norm()
                 for _ in range(5):
                     a, b, c = 3.4445, -4.7750, 2.0315
                     gram = update @ update.T
-                    update = a * update + (b * gram + c * gram @ gram) @ update
-                x -= step_rate * 0.2 * max(x.shape) ** 0.5 * update
+                    polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+                    update = torch.addmm(update, polynomial, update, beta=a)  # a X + (b A + c A A) X, A = X X^T
+                x -= step_rate * 0.2 * max(x.shape) ** 0.5 * (update.T if is_tall else update).float()
             else:
                 first.copy_(beta1 * first + (1 - beta1) * g)
                 second.copy_(beta2 * second + (1 - beta2) * g * g)
                 x -= step_rate * first / (1 - beta1**step) / ((second / (1 - beta2**step)).sqrt() + epsilon)
         optimizer.step()
         for name, parameter in model.named_parameters():
-            tolerance = 0.1 * rate if name in matrices else 1e-6
+            tolerance = 0.02 * rate if name in matrices else 1e-6
             torch.testing.assert_close(parameter.detach(), expected[name], rtol=0, atol=tolerance)
 
 
 def test_muon_without_matrices_raises():
     model = CtxWord2VecModel(CtxWord2VecConfig(vocab_size=10, hidden_size=4))
-    with pytest.raises(CtxError, match=r"CtxWord2VecModel has no(.|\n)*--optimizer muon"):
+    with pytest.raises(CtxError, match=r"not support CtxWord2VecModel(.|\n)*--optimizer muon"):
         make_optimizer(model, LoopArguments("x", max_steps=1, learning_rate=1.0, optimizer="muon"))
 
 

@@ -219,7 +219,7 @@ def load_fusion(model: PreTrainedModel, source: str | Path) -> tuple[str, ...]:
     content, tensors = _read_files(base, folder, FUSION_CONFIG_FILE, FUSION_WEIGHTS_FILE, source)
     file = str(folder / FUSION_CONFIG_FILE)
     with wrap_errors("The names of the fused adapters cannot be read", location=file, hint=_COPY_AGAIN):
-        names = tuple(content.get("adapter_names") or str(content.get("name")).split(","))
+        names = tuple(content.get("adapter_names") or content["name"].split(","))
     add_fusion(model, names, fusion_from_file(content.get("config"), file))
     _copy_tensors(file_tensors(base, ",".join(names)), tensors, source)
     return names

@@ -18,6 +18,7 @@ from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.output_files import replacing, write_tensors
 from hf_ctxmodels.downstream.tasks import Encoded, Task
 from hf_ctxmodels.downstream.tasks.base import Collator, Logits
+from hf_ctxmodels.training.accelerator import unwrap_model
 from hf_ctxmodels.training.checkpoint_files import list_checkpoints
 from hf_ctxmodels.training.evaluation import batches_of_process
 from hf_ctxmodels.training.training_state import full_state_dict
@@ -49,7 +50,7 @@ class TaskEvaluation:
     @torch.no_grad()
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
         """Predict and score; a collective call, with the same result on all processes."""
-        unwrapped = accelerator.unwrap_model(model, keep_torch_compile=False)
+        unwrapped = unwrap_model(accelerator, model)
         features, targets = self.encoded.features, self.task.targets
         starts = range(0, len(features), self.batch_size)
         outputs_by_start: dict[int, list[Logits]] = {}
@@ -116,7 +117,7 @@ class BestModel:
         if self.metrics and _comparable(metrics[self.metric]) <= _comparable(self.metrics[self.metric]):
             return
         self.metrics = dict(metrics)
-        unwrapped = accelerator.unwrap_model(model, keep_torch_compile=False)
+        unwrapped = unwrap_model(accelerator, model)
         weights = full_state_dict(unwrapped)
         if accelerator.is_main_process:
             self.save(unwrapped, weights)

@@ -46,8 +46,9 @@ class LSTM(nn.Module):
         state_bias: Add a second bias, of the recurrent weights, as in `torch.nn.LSTM`.
         weight_dropout: Dropout rate of the recurrent weights, one mask per forward pass (Merity et al. 2017, arXiv
             1708.02182, section 2).
-        joint_initialization: Initialize the weights of all gates and both inputs as one matrix, with smaller values, as
-            TensorFlow's `LSTMCell` does by default, instead of each gate and input separately.
+        joint_initialization: Initialize with the variance of Glorot & Bengio 2010 for one matrix from the input and the
+            state to all gates, as in TensorFlow's `LSTMCell`; by default for each gate, and separately for the input
+            and the state.
     """
 
     initializes_itself = True
@@ -81,7 +82,7 @@ class LSTM(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Variance-preserving weights, and a forget bias of one (Jozefowicz et al. 2015)."""
+        """Weights from normal distributions, and a forget bias of one (Jozefowicz et al. 2015)."""
         weights = self.input_weight, self.state_weight
         joint_size = LSTM_GATES * self.cell_size + sum(weight.shape[2] for weight in weights)
         for weight in weights:

@@ -84,8 +84,8 @@ class CtxXLNetConfig(CtxTransformerConfig):
 
     @property
     def prefix(self) -> str:
-        """Text that the pipeline text-generation adds before a prompt, as for XLNet in transformers; its argument
-        `prefix` replaces it."""
+        """Paragraphs that `pipeline("text-generation")` adds before each prompt, as for XLNet in transformers; the
+        argument `prefix` of the pipeline replaces them."""
         from transformers import TextGenerationPipeline  # slow to import
 
         return TextGenerationPipeline.XL_PREFIX
