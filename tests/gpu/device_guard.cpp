@@ -1,5 +1,5 @@
 // A device guard and hooks for "cuda" without a GPU: one device with one stream. `device_guard.py` builds and
-// loads it; with it, torch's C++ code (autograd, autocast) accepts tensors on cuda:0 in a CPU build.
+// loads it; with it, torch's C++ code (autograd, autocast) accepts tensors on cuda:0 without a driver.
 #include <Python.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -31,7 +31,6 @@ struct DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
   void synchronizeEvent(void*) const override {}
   void synchronizeDevice(const c10::DeviceIndex) const override {}
 };
-C10_REGISTER_GUARD_IMPL(CUDA, DeviceGuard)
 }  // namespace
 
 namespace at {
@@ -59,8 +58,15 @@ struct CUDAHooks final : public CUDAHooksInterface {
   const Generator& getDefaultGenerator(DeviceIndex = -1) const override { return at::detail::getDefaultCPUGenerator(); }
   Generator getNewGenerator(DeviceIndex = -1) const override { return at::detail::createCPUGenerator(); }
 };
-C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, CUDAHooks)
+C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, CUDAHooks)
 }  // namespace at
 
-static PyModuleDef module = {PyModuleDef_HEAD_INIT, "device_guard_library", nullptr, -1, nullptr};
+static PyObject* register_guard(PyObject*, PyObject*) {
+  static const DeviceGuard guard;
+  c10::impl::DeviceGuardImplRegistrar(c10::DeviceType::CUDA, &guard);
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {{"register_guard", register_guard, METH_NOARGS, nullptr}, {}};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "device_guard_library", nullptr, -1, methods};
 PyMODINIT_FUNC PyInit_device_guard_library(void) { return PyModule_Create(&module); }

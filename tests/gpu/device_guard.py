@@ -32,10 +32,15 @@ def build_device_guard() -> Path:
 
 
 def load_device_guard() -> None:
-    """Register the device guard."""
+    """Register the hooks before the import of torch, which reads them, and the guard after the import, which registers
+    another one in a CUDA build."""
     loader = importlib.machinery.ExtensionFileLoader("device_guard_library", str(build_device_guard()))
     spec: Any = importlib.util.spec_from_loader("device_guard_library", loader)
-    loader.exec_module(importlib.util.module_from_spec(spec))
+    library = importlib.util.module_from_spec(spec)
+    loader.exec_module(library)
+    import torch  # noqa: F401
+
+    library.register_guard()
 
 
 load_device_guard()

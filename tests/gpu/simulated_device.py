@@ -264,7 +264,16 @@ def _lstm_cell_backward(
     return grad, cell_grad * forget_gate, grad.sum(0) if has_bias else None
 
 
+def _rms_norm_backward(
+    grad: Tensor, input: Tensor, shape: list[int], inverse_rms: Tensor, weight: None, output_mask: list[bool]
+) -> tuple[Tensor, None]:
+    """Without a weight, as the package calls it."""
+    normalized = input * inverse_rms
+    return (grad - normalized * (grad * normalized).mean(-1, keepdim=True)) * inverse_rms, None
+
+
 _CUDA_ONLY: dict[str, Any] = {
+    "_fused_rms_norm_backward": _rms_norm_backward,
     "_thnn_fused_lstm_cell": _lstm_cell,
     "_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
 }
@@ -473,6 +482,7 @@ def _patch_cuda() -> None:
     }
     for name, function in functions.items():
         setattr(torch.cuda, name, function)
+    torch.backends.cudnn.is_available = lambda: False  # as in a CPU build: the recurrent layers of cuDNN need a driver
     torch._C._set_only_lift_cpu_tensors(True)
     torch.__future__.set_overwrite_module_params_on_conversion(True)
 
