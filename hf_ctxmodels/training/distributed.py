@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Self, cast
 
 import torch
 from accelerate import Accelerator
@@ -145,6 +145,12 @@ def detect_lost_processes(num_processes: int) -> Iterator[None]:
         ) from error
 
 
+def new_cpu_group(timeout: float) -> torch.distributed.ProcessGroup:
+    """A group of all processes for collective operations on the CPU, with a limit in minutes. A collective call."""
+    group = torch.distributed.new_group(timeout=timedelta(minutes=timeout), backend="gloo")
+    return cast(torch.distributed.ProcessGroup, group)  # all processes are members
+
+
 class SignalWatch:
     """Context that turns the first SIGTERM or SIGINT into a flag; a second one acts as usual.
 
@@ -155,9 +161,7 @@ class SignalWatch:
     def __init__(self, num_processes: int, timeout: float = 30.0) -> None:
         self._received = 0
         self._previous_handlers: dict[int, object] = {}
-        self._group = None
-        if num_processes > 1:
-            self._group = torch.distributed.new_group(timeout=timedelta(minutes=timeout), backend="gloo")
+        self._group = new_cpu_group(timeout) if num_processes > 1 else None
 
     def __enter__(self) -> Self:
         for number in _SIGNALS:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from hf_ctxmodels.training import checkpoint_files
 from hf_ctxmodels.training.accelerator import receives_weights
 from hf_ctxmodels.training.arguments import ConstantOptions, LoopArguments, NTASGDOptions
 from hf_ctxmodels.training.deepspeed_state import EngineState, full_weight, is_optimized_by_deepspeed
+from hf_ctxmodels.training.distributed import new_cpu_group
 from hf_ctxmodels.training.optimizers import Averaging
 from hf_ctxmodels.training.random_state import random_state, set_random_state
 from hf_ctxmodels.training.sharded_checkpoints import (
@@ -192,8 +192,7 @@ class TrainingState:
         # other models save the weights of a part, or write files of adapters with the gathered weights
         has_hooks = hasattr(unwrapped, "load_saved_weights") or bool(getattr(unwrapped.base_model, "save_hooks", ()))
         if is_sharded_run and not has_hooks and self.averaging is None:
-            timeout = timedelta(minutes=self.arguments.timeout)
-            self._shard_group = torch.distributed.new_group(timeout=timeout, backend="gloo")
+            self._shard_group = new_cpu_group(self.arguments.timeout)
 
     @property
     def path(self) -> Path:
