@@ -15,6 +15,7 @@ from zoo import tiny_config
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.architectures.word_alignment import align_words, split_words
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
+from hf_ctxmodels.core.batch_threads import torch_threads
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
@@ -87,13 +88,13 @@ def test_vectors_of_all_families(family: FamilySpec) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
-def test_vectors_do_not_depend_on_threads(family: FamilySpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_do_not_depend_on_threads(family: FamilySpec) -> None:
     model, tokenizer = build(family)
     encoder = WordEncoder(model, tokenizer, batch_tokens=160)
     corpora = []
     for num_threads in (1, 4):
-        monkeypatch.setattr(torch, "get_num_threads", lambda number=num_threads: number)
-        corpora.append(encoder.encode_corpus(SENTENCES * 10, progress=False))
+        with torch_threads(num_threads):
+            corpora.append(encoder.encode_corpus(SENTENCES * 10, progress=False))
     assert torch.equal(corpora[0].has_tokens, corpora[1].has_tokens)
     torch.testing.assert_close(*(corpus.vectors for corpus in corpora), **CLOSE)
 
