@@ -171,7 +171,7 @@ def test_unavailable_device_of_script():
 def test_unknown_row_of_benchmark(suite, rows):
     stderr = command_output(SCRIPTS / "benchmark.py", "--suite", suite, "--only", "nothing", fails=True)
     assert "--only nothing" in stderr
-    assert f"of: {rows}" in stderr
+    assert f"rows: {rows}" in stderr
 
 
 @pytest.mark.parametrize(

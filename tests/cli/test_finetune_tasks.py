@@ -263,7 +263,9 @@ def test_resumed_run_equals_uninterrupted_run(checkpoint, tmp_path, capsys):
 
 def test_best_model_is_kept(tmp_path):
     """The model with the highest mean metric is kept until a new run starts."""
-    accelerator = SimpleNamespace(unwrap_model=lambda model: model, is_main_process=True, wait_for_everyone=list)
+    accelerator = SimpleNamespace(
+        unwrap_model=lambda model, **options: model, is_main_process=True, wait_for_everyone=list
+    )
     model, best = torch.nn.Linear(1, 1, bias=False), BestModel(tmp_path, resume=False)
 
     def update(mean: float, weight: float) -> float:

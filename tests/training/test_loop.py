@@ -5,6 +5,7 @@ import ctypes
 import json
 import multiprocessing
 import signal
+import time
 from functools import partialmethod
 from itertools import count
 from types import SimpleNamespace
@@ -349,20 +350,20 @@ def test_evaluation_is_independent_of_batch_size(workspace, pretraining_setup, t
     assert evaluations[0]["eval_next_sentence_accuracy"] == pytest.approx(accuracy)
 
 
-@pytest.mark.parametrize("last_good_step", [0, 2])
-def test_non_finite_loss_names_the_last_checkpoint(workspace, pretraining_setup, tmp_path, last_good_step):
-    model, steps = new_model(workspace), count()
+@pytest.mark.parametrize("save_steps", [0, 2])
+def test_non_finite_loss_names_the_last_checkpoint(workspace, pretraining_setup, tmp_path, save_steps):
+    checkpoint = tmp_path / "checkpoint-2"
 
-    def collate(examples):
-        if next(steps) == last_good_step:
-            model.get_input_embeddings().weight.data.fill_(float("nan"))
-        return pretraining_setup[1].collate(examples)
+    def evaluate(model, accelerator):
+        while save_steps and not checkpoint.exists():  # it is completed in the background
+            time.sleep(0.01)
+        model.get_input_embeddings().weight.data.fill_(float("nan"))
+        return {"eval_x": 1.0}
 
-    options = arguments(tmp_path, max_steps=4, save_steps=1, dataloader_workers=0)
-    with pytest.raises(NonFiniteError) as error:
-        run(model, pretraining_setup, options, collate)
-    last = f"The last checkpoint is {tmp_path / f'checkpoint-{last_good_step}'}."
-    assert error.value.hint.endswith(last if last_good_step else "--dtype.")
+    options = arguments(tmp_path, max_steps=4, eval_steps=3, save_steps=save_steps)
+    with pytest.raises(NonFiniteError, match="The loss of step 4 is nan") as error:
+        run(new_model(workspace), pretraining_setup, options, evaluate=evaluate)
+    assert error.value.hint.endswith(f"The last checkpoint is {checkpoint}." if save_steps else "--dtype.")
 
 
 def test_logged_metrics(tmp_path):
