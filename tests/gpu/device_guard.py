@@ -15,13 +15,14 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def build_device_guard() -> Path:
-    """Build the library, once per version of torch, in the directory of temporary files; returns its path."""
-    version = f"{SOURCE.read_text()}{importlib.metadata.version('torch')}{sysconfig.get_config_var('SOABI')}"
+    """Build the library, once per installation of torch, in the directory of temporary files; returns its path."""
+    torch_spec: Any = importlib.util.find_spec("torch")
+    torch_folder = Path(torch_spec.origin).parent  # the library looks up those of torch there
+    version = f"{SOURCE.read_text()}{importlib.metadata.version('torch')}{torch_folder}"
+    version += sysconfig.get_config_var("SOABI")
     library = Path(tempfile.gettempdir()) / f"device_guard_{hashlib.sha256(version.encode()).hexdigest()[:16]}.so"
     if library.exists():
         return library
-    torch_spec: Any = importlib.util.find_spec("torch")
-    torch_folder = Path(torch_spec.origin).parent
     headers, libraries = torch_folder / "include", torch_folder / "lib"
     includes = [headers, headers / "torch" / "csrc" / "api" / "include", sysconfig.get_paths()["include"]]
     temporary = library.with_suffix(f".{os.getpid()}")
