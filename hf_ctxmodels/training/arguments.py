@@ -51,7 +51,7 @@ class LambOptions(AdamOptions):
 
 @dataclass(frozen=True)
 class MuonOptions(AdamOptions):
-    """Muon (Jordan et al. 2024) for the weight matrices of the layers, AdamW for the other parameters."""
+    """Muon (Jordan et al. 2024) for the linear layers of the stack, AdamW for all other parameters."""
 
     momentum: float = flag(0.95, "Momentum of Muon; beta1, beta2 and epsilon apply to AdamW.")
 

@@ -225,6 +225,14 @@ def _split_muon_groups(model: PreTrainedModel, groups: Iterable[dict[str, Any]])
     return split_groups
 
 
+def _evaluate(closure: Callable[[], Any] | None) -> Any:
+    """The loss of the closure that an optimizer's `step` was given, with gradients; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 class MuonWithAdamW(torch.optim.Optimizer):
     """Muon for the groups with `use_muon`, which have matrices only, and AdamW for the other groups.
 
@@ -256,10 +264,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Update the parameters; returns the loss of `closure`, if given, which is called first."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = _evaluate(closure)
         for use_muon, optimizer in self._optimizers.items():
             # `load_state_dict` replaces both
             optimizer.state, optimizer.param_groups = self.state, self._groups(use_muon)
@@ -288,10 +293,7 @@ class ScaledAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Update the parameters; returns the loss of `closure`, if given, which is called first."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = _evaluate(closure)
         for group in self.param_groups:
             batches: dict[Any, list[Tensor]] = {}  # by step
             for parameter in group["params"]:

@@ -140,7 +140,16 @@ def test_links_to_files_with_separate_weights_are_replaced(tmp_path, monkeypatch
     assert file.read_text() == CONTENT
 
 
-def test_interrupted_replacement_leaves_no_model_of_mixed_files(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("main_file", "weights", "options"),
+    [
+        ("config.json", "model.safetensors", {}),
+        ("vectors.kv", "vectors.kv.vectors.npy", {"main_file": "vectors.kv"}),
+    ],
+)
+def test_interrupted_replacement_leaves_no_model_of_mixed_files(
+    tmp_path, monkeypatch, main_file, weights, options
+) -> None:
     def interrupt(path: Path, target: Path) -> None:
         shutil.move(path, target)
         raise KeyboardInterrupt
@@ -148,28 +157,12 @@ def test_interrupted_replacement_leaves_no_model_of_mixed_files(tmp_path, monkey
     new, out = tmp_path / "new", tmp_path / "out"
     for folder in (new, out):
         folder.mkdir()
-        for name in ("config.json", "model.safetensors"):
+        for name in (main_file, weights):
             (folder / name).write_text(folder.name)
     monkeypatch.setattr(Path, "replace", interrupt)
-    with pytest.raises(KeyboardInterrupt), replacing_files(out) as folder:
+    with pytest.raises(KeyboardInterrupt), replacing_files(out, **options) as folder:
         shutil.copytree(new, folder, dirs_exist_ok=True)
-    assert [path.name for path in out.iterdir()] == ["model.safetensors"]
-
-
-def test_interrupted_replacement_leaves_no_file_with_the_weights_of_another(tmp_path, monkeypatch) -> None:
-    def interrupt(path: Path, target: Path) -> None:
-        shutil.move(path, target)
-        raise KeyboardInterrupt
-
-    new, out = tmp_path / "new", tmp_path / "out"
-    for folder in (new, out):
-        folder.mkdir()
-        for name in ("vectors.kv", "vectors.kv.vectors.npy"):
-            (folder / name).write_text(folder.name)
-    monkeypatch.setattr(Path, "replace", interrupt)
-    with pytest.raises(KeyboardInterrupt), replacing_files(out, main_file="vectors.kv") as folder:
-        shutil.copytree(new, folder, dirs_exist_ok=True)
-    assert [(path.name, path.read_text()) for path in out.iterdir()] == [("vectors.kv.vectors.npy", "new")]
+    assert [(path.name, path.read_text()) for path in out.iterdir()] == [(weights, "new")]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
