@@ -33,7 +33,7 @@ from benchmarks.measure import measure
 from benchmarks.settings import Settings
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.utils import logging
 
 from hf_ctxmodels.core.command_line import parse_arguments
@@ -296,41 +296,65 @@ def attention(device: torch.device, arguments: GpuArguments) -> Iterator[Result]
 
 
 def flex(device: torch.device, arguments: GpuArguments) -> Iterator[Result]:
-    """FlexAttention, which reads T5's position bias by distance, against sdpa with a dense bias, in T5's encoder on
+    """FlexAttention, which reads the position terms of T5 and of XLNet by distance, against sdpa with a dense bias, on
     sequences that fill 75% of the batch; on a CPU, where FlexAttention has no gradients, in inference."""
     is_tiny, is_cuda = arguments.size == "tiny", device.type == "cuda"
     layers, num_heads, batch, length = (1, 2, 2, 128) if is_tiny else (12, 12, 32, 512)
-    sizes = {"hidden_size": 64 * num_heads, "intermediate_size": 256 * num_heads, "hidden_dropout_prob": 0.0}
-    torch.manual_seed(0)
-    family = FAMILIES["t5"]
-    config = family.config(vocab_size=600, num_hidden_layers=layers, num_attention_heads=num_heads, **sizes)
-    model = family.models["AutoModelForTextEncoding"](config).to(device)
-    ids = torch.randint(5, 600, (batch, length), device=device)
-    lengths = torch.linspace(length // 2, length, batch, device=device)
+    sizes: dict[str, float] = {"num_hidden_layers": layers, "num_attention_heads": num_heads, "vocab_size": 600}
+    sizes |= {"hidden_size": 64 * num_heads, "intermediate_size": 256 * num_heads, "hidden_dropout_prob": 0.0}
+    lengths = torch.linspace(length // 2, length, batch, device=device).long()
     mask = (torch.arange(length, device=device) < lengths[:, None]).long()
+    ids = torch.randint(6, 600, (batch, length), device=device)
+    targets = torch.arange(length // 4, device=device).expand(batch, -1)
+    ranks = torch.arange(length, device=device).expand(batch, -1)
+    ranks = ranks.where(ranks < targets.shape[1], -1)
+    # a CPU build of FlexAttention has one number of queries, but XLNet's last layer has only those of the targets
+    streams = {"permutation_order": ranks, "target_positions": targets} if is_cuda else {}
+    bias_bytes = batch * num_heads * length**2 * (2 if is_cuda else 4)
+    torch.manual_seed(0)
+    for family, auto_class, parameter, options, expected in (
+        ("t5", "AutoModelForTextEncoding", "encoder.position_bias.buckets.weight", {}, "the memory of 1 dense bias"),
+        ("xlnet", "AutoModel", "layers.0.attention.position_bias", streams, "at least 1.0 times as fast"),
+    ):
+        model = FAMILIES[family].models[auto_class](FAMILIES[family].config(**sizes)).to(device)
+        inputs = {"input_ids": ids, "attention_mask": mask, **options}
+        yield from _compare_flex(family, model, inputs, parameter, bias_bytes, expected)
+
+
+def _compare_flex(
+    family: str,
+    model: PreTrainedModel,
+    inputs: dict[str, torch.Tensor],
+    parameter: str,
+    bias_bytes: int,
+    expected: str,
+) -> Iterator[Result]:
+    """The outputs, on a GPU the gradients of `parameter`, then speed and memory, in units of `bias_bytes`, the size of
+    a bias for all heads, queries and keys."""
+    is_cuda = model.device.type == "cuda"
     values: dict[str, torch.Tensor] = {}
 
     def step(implementation: str) -> None:
         model.set_attn_implementation(implementation)
         model.zero_grad()
-        with torch.set_grad_enabled(is_cuda), torch.autocast(device.type, torch.bfloat16, enabled=is_cuda):
-            states = model(input_ids=ids, attention_mask=mask).last_hidden_state[mask == 1]
+        with torch.set_grad_enabled(is_cuda), torch.autocast(model.device.type, torch.bfloat16, enabled=is_cuda):
+            states = model(**inputs).last_hidden_state
+        if "target_positions" not in inputs:
+            states = states[inputs["attention_mask"] == 1]
         if is_cuda:
             states.float().square().mean().backward()
-            states = model.encoder.position_bias.buckets.weight.grad
+            states = model.get_parameter(parameter).grad
         values[implementation] = states.clone()
 
     steps = {name: partial(step, name) for name in ("sdpa", "flex_attention")}
-    dense, by_distance = measure(steps, Settings(repeats=5, device=str(device))).values()
+    dense, by_distance = measure(steps, Settings(repeats=5, device=str(model.device))).values()
     error = float((values["flex_attention"] - values["sdpa"]).norm() / values["sdpa"].norm())
     tolerance = TOLERANCES["bfloat16" if is_cuda else "float32"]
-    name = f"T5 with FlexAttention, {'training' if is_cuda else 'inference'}"
-    compared = "gradients of the bias" if is_cuda else "outputs"
+    name, compared = f"FlexAttention, {family}", "gradients of the position term" if is_cuda else "outputs"
     yield Result(f"{name}, {compared}", f"difference {error:.1e}", f"below {tolerance}", error < tolerance)
-    bias_bytes = batch * num_heads * length**2 * (2 if is_cuda else 4)
     saved = (dense.peak_bytes - by_distance.peak_bytes) / bias_bytes
     shown = f"{dense.seconds / by_distance.seconds:.2f} times as fast, saves the memory of {saved:.1f} dense biases"
-    yield Result(f"{name}, speed and memory", shown, "the memory of 1 dense bias, in training")
+    yield Result(f"{name}, {'training' if is_cuda else 'inference'}", shown, f"{expected}, in training")
 
 
 def compilation(device: torch.device, arguments: GpuArguments) -> Iterator[Result]:

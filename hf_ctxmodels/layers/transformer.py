@@ -12,6 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.output_capturing import selected_hidden_states
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.layers.attention.backends import missing_attention_weights
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
@@ -391,10 +392,7 @@ def run_stack(
             del contexts[keys[number]]
         if output_attentions:
             if attention is None or attention.dim() != 4:  # flex attention may return log-sum-exp instead
-                raise CtxError(
-                    "output_attentions=True, but the attention implementation in use returns no attention weights.",
-                    hint='use attn_implementation="eager": model.set_attn_implementation("eager").',
-                )
+                raise missing_attention_weights()
             attentions.append(attention)
             cross_attentions += [] if cross_attention is None else [cross_attention]
     if final_norm is not None:

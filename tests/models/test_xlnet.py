@@ -8,21 +8,24 @@ import torch
 from torch import Tensor
 from zoo import Batch, Case, LowRank, assert_close, assert_same_gradients, gradients
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.xlnet import streams
 from hf_ctxmodels.registry import FAMILIES
 
 MODEL = Case(FAMILIES["xlnet"], "AutoModelForPreTraining")
 ENCODER = Case(FAMILIES["xlnet"], "AutoModel")
 WIDTH, LAYERS, WORDS = 32, 3, 61
-PATHS = ["eager", "dense", "per sequence"]
+PATHS = ["eager", "dense", "per sequence", "flex_attention"]
 
 
 @pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The attention implementation: eager, SDPA with a bias, or per sequence on the CPU."""
+    """The attention implementation: eager, SDPA with a bias, per sequence on the CPU, or FlexAttention."""
     if request.param == "dense":
         monkeypatch.setattr(streams, "runs_per_sequence", lambda tensor: False)
-    return "eager" if request.param == "eager" else "sdpa"
+    if request.param == "flex_attention":
+        request.getfixturevalue("uncompiled_flex")
+    return request.param if request.param in ("eager", "flex_attention") else "sdpa"
 
 
 def make_batch(
@@ -74,6 +77,11 @@ class TestPaths:
         assert_close(outputs.mems, expected.mems, "memory")
         assert_same_gradients(gradients(model, outputs.loss), gradients(reference, expected.loss))
         assert model.xlnet.mask_embedding.grad.any()
+
+    def test_flex_attention_rejects_dropout(self) -> None:
+        model = MODEL.model(attention="flex_attention", attention_probs_dropout_prob=0.1).train()
+        with pytest.raises(CtxError, match="FlexAttention has no dropout"):
+            model(**make_batch())
 
     @pytest.mark.slow
     def test_compiles_without_graph_breaks(self) -> None:

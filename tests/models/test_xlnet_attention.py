@@ -14,7 +14,12 @@ from hf_ctxmodels import CtxXLNetConfig
 from hf_ctxmodels.layers.attention.layouts import PaddedLayout
 from hf_ctxmodels.layers.cpu.relative_attention import RelativeBiases, attend_per_sequence
 from hf_ctxmodels.models.xlnet import relative_attention
-from hf_ctxmodels.models.xlnet.relative_attention import DensePattern, dense_attention, eager_attention
+from hf_ctxmodels.models.xlnet.relative_attention import (
+    DensePattern,
+    dense_attention,
+    eager_attention,
+    flex_attention,
+)
 from hf_ctxmodels.models.xlnet.streams import EncoderInputs, StreamLayout
 
 HEADS, HEAD_DIM = 3, 4
@@ -27,7 +32,10 @@ SHAPES = {  # batch, length, memory, targets
     "several blocks": (1, 150, 7, 2),
     "exactly one block": (2, 64, 0, 0),
 }
-FAST = ("dense", "dense blocks", "per sequence")
+FAST = ("dense", "dense blocks", "per sequence", "flex")
+
+
+pytestmark = pytest.mark.usefixtures("uncompiled_flex")
 
 
 class AttentionInputs(NamedTuple):
@@ -56,7 +64,7 @@ def make_inputs(
     sizes = [(batch, length + targets), (batch, num_keys), (batch, num_keys), (groups, num_keys + length)]
     tensors = [torch.randn(*size, HEADS, HEAD_DIM) for size in sizes]
     tensors += [torch.randn(HEADS, HEAD_DIM) for _ in range(3)] + [torch.randn(2, HEADS, HEAD_DIM)]
-    streams = StreamLayout(inputs, tensors[3].flatten(-2), PaddedLayout(batch, length), inputs.build_pattern(), False)
+    streams = StreamLayout(inputs, tensors[3].flatten(-2), PaddedLayout(batch, length), inputs.build_pattern(), "sdpa")
     return AttentionInputs([tensor.requires_grad_() for tensor in tensors], streams)
 
 
@@ -72,6 +80,8 @@ def attend(inputs: AttentionInputs, implementation: str, dropout: float = 0.0) -
     arguments = (query, key, value, relative, RelativeBiases(*biases), inputs.streams.pattern)
     if implementation == "eager":
         return eager_attention(*arguments, **options)[0]
+    if implementation == "flex":
+        return flex_attention(*arguments, **options)
     block_size = 4 if implementation == "dense blocks" else 10**6
     pattern = DensePattern.build(inputs.streams.pattern, key.shape[1], query.dtype, HEAD_DIM**-0.5)
     with patch.object(relative_attention, "MAX_DENSE_QUERIES", block_size):

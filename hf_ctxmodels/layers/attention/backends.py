@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import is_traced
 from hf_ctxmodels.layers.attention.layouts import Layout, PaddedLayout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL
@@ -255,6 +256,14 @@ def _attend_padded(
     if torch.compiler.is_exporting():  # the kernel chose its memory format, and ONNX replaces the kernel
         context = context.clone(memory_format=torch.contiguous_format)
     return context, probabilities
+
+
+def missing_attention_weights() -> CtxError:
+    """The error for `output_attentions` with an implementation that returns no attention weights."""
+    return CtxError(
+        "output_attentions=True, but the attention implementation in use returns no attention weights.",
+        hint='use attn_implementation="eager": model.set_attn_implementation("eager").',
+    )
 
 
 def eager_attention_forward(

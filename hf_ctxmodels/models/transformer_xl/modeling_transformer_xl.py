@@ -40,7 +40,6 @@ class CtxTransformerXLPreTrainedModel(CtxPreTrainedModel):
     config: CtxTransformerXLConfig
     base_model_prefix = "transformer"
     _supports_flash_attn = False
-    _supports_flex_attn = False
     _no_split_modules = ["CtxXLNetLayer"]
 
     @torch.no_grad()

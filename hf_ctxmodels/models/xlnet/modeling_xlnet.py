@@ -171,7 +171,6 @@ class CtxXLNetPreTrainedModel(CtxPreTrainedModel):
     export_conversion = XLNET_EXPORT
     mask_hint = "to hide keys from some positions only, pass permutation_order or perm_mask (batch, length, length)."
     _supports_flash_attn = False
-    _supports_flex_attn = False
     _no_split_modules = ["CtxXLNetLayer"]
     _keys_to_ignore_on_load_unexpected = [  # other heads of the family
         r"^(lm_head|lm_loss|classifier|logits_proj|qa_outputs|start_logits|end_logits|answer_class)\.",

@@ -6,19 +6,24 @@ The score of query i for key j, before scaling by 1 / sqrt(head_dim), is
 
 with learned biases u, v, s, and r a projection of the sinusoidal encoding of the distance. `eager_attention` is the
 naive reference implementation. `dense_attention` passes the last two terms to torch's SDPA as a bias; it runs on
-accelerators and in compiled graphs. `layers.cpu.relative_attention` is the implementation for CPUs.
+accelerators and in compiled graphs. `flex_attention` adds them in the kernel of torch's FlexAttention.
+`layers.cpu.relative_attention` is the implementation for CPUs.
 """
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
+from transformers.integrations.flex_attention import compile_friendly_flex_attention
+from transformers.masking_utils import flex_attention_mask
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.cpu.relative_attention import RelativeBiases
 
 MAX_DENSE_QUERIES = 512
@@ -62,6 +67,17 @@ class AttentionPattern:
         if self.query_segments is None or self.key_segments is None:
             return None
         return (self.query_segments[:, :, None] != self.key_segments[:, None, :])[:, None]
+
+    @cached_property
+    def block_mask(self) -> BlockMask | None:
+        """The visible keys for `flex_attention`; None if all keys are visible."""
+        if (visible := self.visible) is None:
+            return None
+        return flex_attention_mask(
+            *visible.shape,
+            mask_function=lambda batch, head, query, key: visible[batch, query, key],
+            device=visible.device,
+        )
 
 
 class DensePattern(NamedTuple):
@@ -175,10 +191,7 @@ def dense_attention(
     def attend(query: Tensor, pattern: DensePattern) -> Tensor:
         bias = _position_scores((query + biases.position) * scaling, relative, pattern.distance_indices)
         if pattern.segment_scale is not None:
-            # a softmax is invariant to the term of equal segments, a constant per query: only the difference is added
-            same_segment, other_segment = biases.segment_embeddings.unbind()
-            direction = other_segment - same_segment
-            difference = torch.einsum("bihd,hd->bhi", query + biases.segment, direction)
+            difference = _segment_difference(query, biases)
             bias.addcmul_(difference[..., None], pattern.segment_scale.to(bias.dtype))  # the largest tensor: in place
         if pattern.mask is not None:
             bias.add_(pattern.mask.to(bias.dtype))
@@ -201,10 +214,71 @@ def dense_attention(
     return torch.cat([attend_checkpointed(query[:, block], pattern.select_queries(block)) for block in blocks], 1)
 
 
+def flex_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    relative: Tensor,
+    biases: RelativeBiases,
+    pattern: AttentionPattern,
+    *,
+    scaling: float,
+    dropout: float,
+) -> Tensor:
+    """Attend by torch's FlexAttention; arguments as in `eager_attention`.
+
+    The kernel reads the position term by distance from (batch, heads, queries, distances) scores, which autograd keeps
+    for the backward pass. `dense_attention` computes the same tensor, and from it the additive mask of SDPA.
+
+    Raises:
+        CtxError: `dropout` is not 0.
+    """
+    if dropout > 0:
+        raise CtxError(
+            f"FlexAttention has no dropout, but that of the attention probabilities is {dropout:g}.",
+            hint="set attention_probs_dropout_prob=0.0 in the configuration, or use attn_implementation='sdpa'.",
+        )
+    scores_by_distance = _scores_by_distance((query + biases.position) * scaling, relative)
+    segment_scores = _segment_difference(query, biases) * scaling
+    offsets, query_segments, key_segments = (
+        pattern.distance_offsets[..., 0],
+        pattern.query_segments,
+        pattern.key_segments,
+    )
+
+    def add_terms(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        score = score + scores_by_distance[batch, head, query, offsets[batch, query] + key]
+        if query_segments is None or key_segments is None:
+            return score
+        differs = query_segments[batch, query] != key_segments[batch, key]
+        return score + torch.where(differs, segment_scores[batch, head, query], 0.0)
+
+    content = (query + biases.content).to(query.dtype)
+    context = compile_friendly_flex_attention(
+        *(tensor.transpose(1, 2) for tensor in (content, key, value)),
+        training=torch.is_grad_enabled(),
+        score_mod=add_terms,
+        block_mask=pattern.block_mask,
+        scale=scaling,
+    )
+    return context.transpose(1, 2)
+
+
 def _position_scores(query: Tensor, relative: Tensor, distance_indices: Tensor) -> Tensor:
     """(batch, heads, queries, keys) position term, gathered by distance from the scores of all distances."""
-    if len(relative) == 1:
-        scores_by_distance = torch.einsum("bihd,whd->bhiw", query, relative.squeeze(0))
-    else:
-        scores_by_distance = torch.einsum("bihd,bwhd->bhiw", query, relative)
+    scores_by_distance = _scores_by_distance(query, relative)
     return scores_by_distance.gather(-1, distance_indices.expand(-1, scores_by_distance.shape[1], -1, -1))
+
+
+def _scores_by_distance(query: Tensor, relative: Tensor) -> Tensor:
+    """(batch, heads, queries, distances) position term of all distances."""
+    if len(relative) == 1:
+        return torch.einsum("bihd,whd->bhiw", query, relative.squeeze(0))
+    return torch.einsum("bihd,bwhd->bhiw", query, relative)
+
+
+def _segment_difference(query: Tensor, biases: RelativeBiases) -> Tensor:
+    """(batch, heads, queries) segment term of keys in another segment, less the term of keys in the same segment, to
+    which a softmax is invariant: it is a constant per query."""
+    same_segment, other_segment = biases.segment_embeddings.unbind()
+    return torch.einsum("bihd,hd->bhi", query + biases.segment, other_segment - same_segment)

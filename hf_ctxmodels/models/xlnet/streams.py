@@ -4,7 +4,7 @@ computes and of the keys that they attend to."""
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX, NO_TARGET
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, needs_static_sizes
 from hf_ctxmodels.core.inputs import check_tensors, sequence_numbers
+from hf_ctxmodels.layers.attention.backends import missing_attention_weights
 from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout, TracedLayout
 from hf_ctxmodels.layers.attention.prepared_masks import attention_dtype
 from hf_ctxmodels.layers.cpu.compiled_relative_attention import relative_attention_traced
@@ -32,7 +33,10 @@ from hf_ctxmodels.models.xlnet.relative_attention import (
     DensePattern,
     dense_attention,
     eager_attention,
+    flex_attention,
 )
+
+Implementation = Literal["eager", "flex_attention", "sdpa"]
 
 Probabilities = Tensor | tuple[Tensor, Tensor] | None
 """(batch, heads, queries, keys) attention probabilities, a pair (content stream, query stream) where a layer computes
@@ -188,7 +192,8 @@ class StreamLayout:
         layout: The layout of the content states, and the positions whose outputs are returned.
         pattern: The attention pattern of the computed states in the padded batch; None if it is not needed.
         dense_pattern: The tensors of this pattern for `dense_attention`; None if it is not used.
-        uses_eager: Whether to compute attention by the reference implementation, which returns the probabilities.
+        implementation: "eager", the reference implementation, which returns the probabilities; "flex_attention"; or
+            "sdpa", on a CPU the implementation per sequence.
         is_query_only: Whether only the query states are computed, as in a last layer; the content states are keys.
     """
 
@@ -196,7 +201,7 @@ class StreamLayout:
     encodings: Tensor
     layout: Layout
     pattern: AttentionPattern | None
-    uses_eager: bool
+    implementation: Implementation
     is_query_only: bool = False
     dense_pattern: DensePattern | None = None
 
@@ -204,17 +209,24 @@ class StreamLayout:
     def build(cls, inputs: EncoderInputs, encodings: Tensor, *, output_attentions: bool | None) -> "StreamLayout":
         """Choose the layout of a batch: packed where the result is the same, padded otherwise.
 
-        The padded layout is used for `config.unpad=False`, eager attention, `output_attentions`, permutations and
-        targets, memory, `attn_type="uni"`, `bi_data`, exported graphs and, outside of compiled graphs, padding between
-        the tokens of a sequence.
+        The padded layout is used for `config.unpad=False`, eager attention and FlexAttention, `output_attentions`,
+        permutations and targets, memory, `attn_type="uni"`, `bi_data`, exported graphs and, outside of compiled graphs,
+        padding between the tokens of a sequence.
         """
         config = inputs.config
-        uses_eager = bool(output_attentions) or config._attn_implementation == "eager"
+        implementation: Implementation = "sdpa"
+        if config._attn_implementation == "flex_attention":
+            if output_attentions:
+                raise missing_attention_weights()
+            implementation = "flex_attention"
+        elif output_attentions or config._attn_implementation == "eager":
+            implementation = "eager"
         is_permuted = inputs.order is not None or inputs.hidden_pairs is not None or inputs.target_positions is not None
         is_packed = (
             config.unpad
             and config.attn_type == "bi"
-            and not (config.bi_data or uses_eager or is_permuted or inputs.memory is not None)
+            and implementation == "sdpa"
+            and not (config.bi_data or is_permuted or inputs.memory is not None)
             and not (needs_static_sizes(inputs.tokens) or inputs.has_inner_padding)
         )
         layout: Layout = PaddedLayout(inputs.batch_size, inputs.length)
@@ -223,9 +235,9 @@ class StreamLayout:
             layout = layout_class.build(
                 inputs.batch_size, inputs.length, inputs.token_mask, inputs.sequence_ids, inputs.tokens.device
             )
-        is_dense = not (uses_eager or runs_per_sequence(encodings))
+        is_dense = implementation == "sdpa" and not runs_per_sequence(encodings)
         pattern = inputs.build_pattern() if is_dense or not is_packed else None
-        streams = cls(inputs, encodings, layout, pattern, uses_eager)
+        streams = cls(inputs, encodings, layout, pattern, implementation)
         return streams._with_dense_pattern() if is_dense else streams
 
     def _with_dense_pattern(self) -> "StreamLayout":
@@ -296,7 +308,7 @@ class StreamLayout:
         Arguments as in `eager_attention`, with (groups, distances, heads, head_dim) `relative` and, if packed, without
         the axis of the batch.
         """
-        if not self.uses_eager and runs_per_sequence(query):
+        if self.implementation == "sdpa" and runs_per_sequence(query):
             queries, keys, values = (tensor.flatten(0, -3) for tensor in (query, key, value))
             options = {"scaling": scaling, "dropout": dropout}
             if is_compiled():
@@ -311,7 +323,7 @@ class StreamLayout:
             if layout.query is not None:
                 query = torch.zeros_like(key).index_copy(0, layout.query, query)
             query, key, value = layout.unpack(torch.stack((query, key, value), 1)).unbind(2)
-        if not self.uses_eager:
+        if self.implementation == "sdpa":
             streams = self._with_dense_pattern() if self.dense_pattern is None else self  # None in autocast on a CPU
             assert streams.dense_pattern is not None
             context = dense_attention(
@@ -319,6 +331,9 @@ class StreamLayout:
             )
             return layout.select_queries(layout.pack(context)), None  # both are the identity in a padded layout
         pattern = self.pattern or self.inputs.build_pattern()
+        if self.implementation == "flex_attention":
+            context = flex_attention(query, key, value, relative, biases, pattern, scaling=scaling, dropout=dropout)
+            return context, None
         context, probabilities = eager_attention(
             query, key, value, relative, biases, pattern, scaling=scaling, dropout=dropout
         )
