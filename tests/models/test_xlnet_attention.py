@@ -81,7 +81,7 @@ def attend(inputs: AttentionInputs, implementation: str, dropout: float = 0.0) -
     if implementation == "eager":
         return eager_attention(*arguments, **options)[0]
     if implementation == "flex":
-        return flex_attention(*arguments, **options)
+        return flex_attention(*arguments[:-1], inputs.streams.pattern.with_block_mask(), **options)
     block_size = 4 if implementation == "dense blocks" else 10**6
     pattern = DensePattern.build(inputs.streams.pattern, key.shape[1], query.dtype, HEAD_DIM**-0.5)
     with patch.object(relative_attention, "MAX_DENSE_QUERIES", block_size):

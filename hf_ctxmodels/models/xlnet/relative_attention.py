@@ -12,7 +12,7 @@ accelerators and in compiled graphs. `flex_attention` adds them in the kernel of
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -42,21 +42,35 @@ class AttentionPattern:
             encodings; the index for key j is larger by j.
         visible: (batch, queries, keys) bool, True at visible keys; None if all keys are visible.
         query_segments, key_segments: (batch, queries) and (batch, keys) segment ids; None to omit the segment term.
+        block_mask: The visible keys for `flex_attention`; None if all keys are visible, or for other implementations.
     """
 
     distance_offsets: Tensor
     visible: Tensor | None
     query_segments: Tensor | None
     key_segments: Tensor | None
+    block_mask: BlockMask | None = None
 
     def select_queries(self, queries: slice) -> "AttentionPattern":
         """The pattern of a slice of the queries."""
-        return replace(
+        selected = replace(
             self,
             distance_offsets=self.distance_offsets[:, queries],
             visible=None if self.visible is None else self.visible[:, queries],
             query_segments=None if self.query_segments is None else self.query_segments[:, queries],
         )
+        return selected if self.block_mask is None else selected.with_block_mask()
+
+    def with_block_mask(self) -> "AttentionPattern":
+        """The pattern with its `block_mask`, computed once for all layers."""
+        if (visible := self.visible) is None:
+            return self
+        block_mask = flex_attention_mask(
+            *visible.shape,
+            mask_function=lambda batch, head, query, key: visible[batch, query, key],
+            device=visible.device,
+        )
+        return replace(self, block_mask=block_mask)
 
     def distance_indices(self, num_keys: int) -> Tensor:
         """(batch, 1, queries, keys) index of the distance between query and key."""
@@ -67,17 +81,6 @@ class AttentionPattern:
         if self.query_segments is None or self.key_segments is None:
             return None
         return (self.query_segments[:, :, None] != self.key_segments[:, None, :])[:, None]
-
-    @cached_property
-    def block_mask(self) -> BlockMask | None:
-        """The visible keys for `flex_attention`; None if all keys are visible."""
-        if (visible := self.visible) is None:
-            return None
-        return flex_attention_mask(
-            *visible.shape,
-            mask_function=lambda batch, head, query, key: visible[batch, query, key],
-            device=visible.device,
-        )
 
 
 class DensePattern(NamedTuple):

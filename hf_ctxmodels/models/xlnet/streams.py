@@ -237,6 +237,8 @@ class StreamLayout:
             )
         is_dense = implementation == "sdpa" and not runs_per_sequence(encodings)
         pattern = inputs.build_pattern() if is_dense or not is_packed else None
+        if pattern is not None and implementation == "flex_attention":
+            pattern = pattern.with_block_mask()
         streams = cls(inputs, encodings, layout, pattern, implementation)
         return streams._with_dense_pattern() if is_dense else streams
 
