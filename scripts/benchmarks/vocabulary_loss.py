@@ -1,4 +1,5 @@
-"""Suite `vocabulary-loss`: the cross-entropy of a linear output layer, compared with torch's `linear_cross_entropy`."""
+"""Suite `vocabulary-loss`: the cross-entropy of a linear output layer, compared with torch's `linear_cross_entropy`
+and, on a GPU with liger-kernel, with `liger_fused_linear_cross_entropy`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.utils import is_liger_kernel_available
 
 from benchmarks.measure import Measurement, measure
 from benchmarks.settings import Settings
@@ -16,13 +18,9 @@ SHAPES = ((600, 256, 30_522), (4096, 256, 30_522), (1024, 768, 50_257))
 """Targets, width and vocabulary of the cases: masked LM of 32 x 128 tokens, all of these tokens, and GPT-2's layer."""
 SETTING = (
     "summed cross-entropy over the vocabulary and its gradients: `torch.nn.functional.linear_cross_entropy` with "
-    "(`chunked`) and without `LinearCrossEntropyOptions`, and `chunked_cross_entropy` of this package; difference: "
-    "relative difference from torch's loss without chunks."
-)
-_HEADER = (
-    "| targets | width | vocabulary | torch | torch, chunked | hf_ctxmodels | speed | to chunked | memory: torch | "
-    "torch, chunked | hf_ctxmodels | difference |\n"
-    "|---|---|---|---|---|---|---|---|---|---|---|---|"
+    "(`chunked`) and without `LinearCrossEntropyOptions`, `liger_fused_linear_cross_entropy` (on a GPU with "
+    "liger-kernel), and `chunked_cross_entropy` of this package, whose speed relative to the others is in parentheses; "
+    "difference: relative difference from torch's loss without chunks."
 )
 
 
@@ -48,10 +46,12 @@ def run(settings: Settings) -> Iterator[Result]:
         ids = torch.randint(vocab_size, (targets,), device=device)
         inputs = hidden_states, weight, bias, ids, settings
         steps: dict[str, Callable[[], Tensor]] = {
-            "torch": partial(_torch_step, *inputs, None),
-            "chunked": partial(_torch_step, *inputs, nn.LinearCrossEntropyOptions()),
             "hf_ctxmodels": partial(_step, *inputs),
+            "torch": partial(_torch_step, *inputs, None),
+            "torch, chunked": partial(_torch_step, *inputs, nn.LinearCrossEntropyOptions()),
         }
+        if device.type == "cuda" and is_liger_kernel_available():
+            steps["liger-kernel"] = partial(_liger_step, *inputs)
         expected, actual = (float(steps[name]()) for name in ("torch", "hf_ctxmodels"))
         yield Result((targets, width, vocab_size), measure(steps, settings), abs(actual - expected) / abs(expected))
 
@@ -69,6 +69,14 @@ def _torch_step(
     return _backward(loss, hidden_states, weight, bias)
 
 
+def _liger_step(hidden_states: Tensor, weight: Tensor, bias: Tensor, ids: Tensor, settings: Settings) -> Tensor:
+    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+    with settings.autocast():
+        loss = liger_fused_linear_cross_entropy(hidden_states, weight, ids, bias=bias, reduction="sum")
+    return _backward(loss, hidden_states, weight, bias)
+
+
 def _step(hidden_states: Tensor, weight: Tensor, bias: Tensor, ids: Tensor, settings: Settings) -> Tensor:
     with settings.autocast():
         loss = chunked_cross_entropy(hidden_states, weight, bias, ids)
@@ -82,17 +90,20 @@ def _backward(loss: Tensor, *leaves: Tensor) -> Tensor:
 
 def table(results: Sequence[Result]) -> str:
     """Format results as Markdown."""
-    return "\n".join([_HEADER, *(_row(result) for result in results)])
+    names = list(results[0].measurements)
+    titles = ["targets", "width", "vocabulary", *names, *(f"memory: {name}" for name in names), "difference"]
+    return "\n".join([f"| {' | '.join(titles)} |", "|" + "---|" * len(titles), *map(_row, results)])
 
 
 def _row(result: Result) -> str:
-    unchunked, chunked, ours = (result.measurements[name] for name in ("torch", "chunked", "hf_ctxmodels"))
+    measurements = list(result.measurements.values())
+    ours, *peers = measurements
+    times = [f"{item.seconds * 1e3:.0f} ms ± {item.spread / 2:.0%}" for item in measurements]
     cells = [
         *(f"{size:,}" for size in result.shape),
-        *(f"{item.seconds * 1e3:.0f} ms ± {item.spread / 2:.0%}" for item in (unchunked, chunked, ours)),
-        f"{unchunked.seconds / ours.seconds:.2f}x",
-        f"{chunked.seconds / ours.seconds:.2f}x",
-        *(f"{item.peak_bytes / 2**20:.0f} MiB" for item in (unchunked, chunked, ours)),
+        times[0],
+        *(f"{time} ({peer.seconds / ours.seconds:.2f}x)" for time, peer in zip(times[1:], peers, strict=True)),
+        *(f"{item.peak_bytes / 2**20:.0f} MiB" for item in measurements),
         f"{result.difference:.0e}",
     ]
     return f"| {' | '.join(cells)} |"

@@ -130,8 +130,9 @@ def chunked_cross_entropy(
 
     Equal to `F.cross_entropy(F.linear(hidden_states, weight, bias), targets, reduction="sum")`, but with the logits and
     their gradient for one chunk of rows only: the forward pass computes the gradients with the chunk's logits, without
-    recomputation. torch's `linear_cross_entropy` with `LinearCrossEntropyOptions` does the same, but took 2 to 10 times
-    as long on a CPU (torch 2.13, `scripts/benchmark.py --suite vocabulary-loss`).
+    recomputation. torch's `linear_cross_entropy` with `LinearCrossEntropyOptions` does the same, but took 1.5 to 10
+    times as long on a CPU (torch 2.13, `scripts/benchmark.py --suite vocabulary-loss`). So does liger-kernel's
+    `liger_fused_linear_cross_entropy`, which reads the number of targets on the host in each step (version 0.8).
 
     Args:
         hidden_states: (rows, width).
