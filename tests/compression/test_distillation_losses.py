@@ -20,7 +20,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from zoo import assert_close
 
-from hf_ctxmodels import CtxAlbertConfig, CtxAlbertForMaskedLM, CtxBertModel
+from hf_ctxmodels import (
+    CtxAlbertConfig,
+    CtxAlbertForMaskedLM,
+    CtxBertModel,
+    CtxGptConfig,
+    CtxGptForSequenceClassification,
+    CtxUlmfitConfig,
+    CtxUlmfitForSequenceClassification,
+)
 from hf_ctxmodels.compression.distillation import (
     AttentionScoreLoss,
     CosineLoss,
@@ -29,6 +37,8 @@ from hf_ctxmodels.compression.distillation import (
     HardTargetLoss,
     HiddenStateLoss,
     LogitLoss,
+    MiniLMLoss,
+    MiniLMv2Loss,
     PatientLoss,
     SentenceVectorLoss,
     SoftClassLoss,
@@ -65,6 +75,15 @@ def attention_scores(model: Any, states: Tensor, layer: int, head: int) -> Tenso
     products = torch.stack([torch.stack([(query * key).sum() / size**0.5 for key in keys]) for query in queries])
     NUM_MASKED_SCORES.append(int((products <= -100).sum()))
     return torch.where(products <= -100, 0.0, products)
+
+
+def relations(model: Any, states: Tensor, layer: int, pair: tuple[int, int], head: int, num_heads: int) -> Tensor:
+    """Log-softmax of the scaled products of two of queries (0), keys (1) and values (2), one query at a time."""
+    projection = model.base_model.layers[layer - 1].attention.qkv_proj
+    vectors = (states @ projection.weight.T + projection.bias).chunk(3, dim=1)
+    size = vectors[0].shape[1] // num_heads
+    a, b = (vectors[number][:, head * size : (head + 1) * size].double() for number in pair)
+    return torch.stack([torch.log_softmax(torch.stack([(x * y).sum() / size**0.5 for y in b]), 0) for x in a])
 
 
 def kl_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -112,6 +131,22 @@ class LoopTerms:
                 student_scores = attention_scores(self.model.student, student.hidden_states[a - 1][0], a, head)
                 teacher_scores = attention_scores(self.model.teacher, teacher.hidden_states[b - 1][0], b, head)
                 total = total + (student_scores - teacher_scores).square().mean(1).sum() / 2
+        return total
+
+    def minilm(self, student: Any, teacher: Any, row: Any) -> Any:
+        return self.relation_loss(student, teacher, [(0, 1), (2, 2)], 2)
+
+    def minilmv2(self, student: Any, teacher: Any, row: Any) -> Any:
+        return self.relation_loss(student, teacher, [(0, 0), (1, 1), (2, 2)], self.term.relation_heads)
+
+    def relation_loss(self, student: Any, teacher: Any, pairs: list[tuple[int, int]], num_heads: int) -> Any:
+        total, teacher_layer = 0.0, self.term.teacher_layer or 4
+        for pair in pairs:
+            for head in range(num_heads):
+                states, targets = student.hidden_states[1][0], teacher.hidden_states[teacher_layer - 1][0]
+                log_relations = relations(self.model.student, states, 2, pair, head, num_heads)
+                log_targets = relations(self.model.teacher, targets, teacher_layer, pair, head, num_heads)
+                total = total + (log_targets.exp() * (log_targets - log_relations)).sum() / num_heads
         return total
 
     def predictions(self, output: Any, row: Any) -> Any:
@@ -171,10 +206,12 @@ MASKED_LM_LOSSES = [
     *(PatientLoss(), PatientLoss(layers="1:3,2:1"), AttentionScoreLoss(), EmbeddingLoss()),
     *(HiddenStateLoss(), HiddenStateLoss(projection=False), HiddenStateLoss(layers="1:3,2:1")),
     *(SentenceVectorLoss(), SentenceVectorLoss(distance="mse")),
+    *(MiniLMLoss(), MiniLMLoss(teacher_layer=3), MiniLMv2Loss(relation_heads=4)),
+    MiniLMv2Loss(relation_heads=1, teacher_layer=2),
 ]
 TASK_LOSSES = [SoftTargetLoss(temperature=5.0), HardTargetLoss(), LogitLoss(), SoftClassLoss()]
-CLASSIFIER_LOSSES = [*TASK_LOSSES, PatientLoss(), CosineLoss(), SentenceVectorLoss()]
-TAGGER_LOSSES = [*TASK_LOSSES, HiddenStateLoss()]
+CLASSIFIER_LOSSES = [*TASK_LOSSES, PatientLoss(), CosineLoss(), SentenceVectorLoss(), MiniLMLoss()]
+TAGGER_LOSSES = [*TASK_LOSSES, HiddenStateLoss(), MiniLMv2Loss(relation_heads=4)]
 TASKS = [
     (new_model, "text", MASKED_LM_LOSSES),
     (make_classifier, "rows", CLASSIFIER_LOSSES),
@@ -189,7 +226,8 @@ def test_losses_and_gradients_equal_loops(subtests):
     for build, task, terms in TASKS:
         for term in terms:
             for narrow in (False, True):
-                if narrow and not (isinstance(term, (HiddenStateLoss, SentenceVectorLoss)) and term.projection):
+                has_projection = isinstance(term, (HiddenStateLoss, SentenceVectorLoss)) and term.projection
+                if narrow and not (has_projection or isinstance(term, (MiniLMLoss, MiniLMv2Loss))):
                     continue
                 with subtests.test(term=str(term), task=task, narrow=narrow):
                     sizes = {"hidden_size": 4} if narrow else {}
@@ -292,6 +330,9 @@ def test_invalid_distillation_raises(subtests):
     albert = CtxAlbertForMaskedLM(
         CtxAlbertConfig(vocab_size=24, embedding_size=4, hidden_size=8, num_attention_heads=2, intermediate_size=8)
     )
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 8}
+    causal = CtxGptForSequenceClassification(CtxGptConfig(**sizes, num_attention_heads=2, num_hidden_layers=2))
+    recurrent = CtxUlmfitForSequenceClassification(CtxUlmfitConfig(**sizes, num_hidden_layers=2))
     cases: dict[str, tuple[Any, Any, list[DistillationLoss], str]] = {
         "no term": (student, teacher, [], "no loss"),
         "twice": (student, teacher, [CosineLoss(), CosineLoss(weight=2.0)], "occurs twice"),
@@ -303,6 +344,11 @@ def test_invalid_distillation_raises(subtests):
         "vocabulary": (wide_vocabulary, teacher, [SoftTargetLoss()], "24 classes, the teacher 23 .vocab_size"),
         "another family's vocabulary": (albert, teacher, [SoftTargetLoss()], "vocab_size"),
         "heads": (four_heads, teacher, [AttentionScoreLoss()], "4 attention heads, the teacher 2"),
+        "heads of relations": (four_heads, teacher, [MiniLMLoss()], "4 attention heads, the teacher 2"),
+        "relation heads": (narrow, teacher, [MiniLMv2Loss(relation_heads=8)], "relation_heads=8.*4 in the stud.*8 in"),
+        "teacher's layer": (student, teacher, [MiniLMLoss(teacher_layer=5)], "teacher_layer=5.*layers 1 to 4"),
+        "causal teacher": (make_classifier(2), causal, [MiniLMLoss()], "CtxGptForSequenceClassification is causal"),
+        "no Transformer": (make_classifier(2), recurrent, [MiniLMv2Loss()], "LSTM has no attention scores"),
         "labels": (make_classifier(2, labels=2), make_classifier(4), [SoftClassLoss()], "2 classes, the teacher 3"),
         "no classes": (make_classifier(2, labels=1), make_classifier(4, labels=1), [SoftClassLoss()], "regression"),
         "no head": (make_classifier(2), untrained, [LogitLoss()], "no trained head.*classifier"),
@@ -318,8 +364,9 @@ def test_invalid_distillation_raises(subtests):
             CtxDistillationModel(student_model, teacher_model, terms)
     batch = distillation_batch(features())
     teacher_inputs = {"teacher_input_ids": batch["input_ids"], "teacher_attention_mask": batch["attention_mask"]}
-    with subtests.test("different tokenizers"), pytest.raises(CtxError, match="compare tokens"):
-        CtxDistillationModel(student, teacher, [CosineLoss()])(**batch, **teacher_inputs)
+    for loss in (CosineLoss(), MiniLMLoss()):
+        with subtests.test("different tokenizers", loss=loss.name), pytest.raises(CtxError, match="compare tokens"):
+            CtxDistillationModel(student, teacher, [loss])(**batch, **teacher_inputs)
     with subtests.test("no labels"), pytest.raises(CtxError, match="needs labels"):
         CtxDistillationModel(student, teacher, [HardTargetLoss()])(input_ids=batch["input_ids"])
     for texts, message in (
@@ -330,6 +377,8 @@ def test_invalid_distillation_raises(subtests):
         (["soft-classes:weight=1,temperature=0"], "temperature=0.0 is out of range"),
         (["patient:weight=1,layer=skip"], "layer"),
         (["soft-targets:temperature=0"], "temperature"),
+        (["minilm:teacher_layer=0"], "teacher_layer=0 is out of range"),
+        (["minilmv2:relation_heads=0"], "relation_heads=0 is out of range"),
     ):
         with subtests.test(f"{texts}"), pytest.raises(CtxError, match=message):
             parse_losses(texts)

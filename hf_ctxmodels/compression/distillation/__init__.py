@@ -15,6 +15,8 @@ from hf_ctxmodels.compression.distillation.losses import (
     HardTargetLoss,
     HiddenStateLoss,
     LogitLoss,
+    MiniLMLoss,
+    MiniLMv2Loss,
     PatientLoss,
     SentenceVectorLoss,
     SoftClassLoss,

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import sequence_numbers
 from hf_ctxmodels.heads import ForMaskedLM, ForSequenceClassification, ForTokenClassification, ItemCounts
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.lm_loss.cross_entropy import DeferredLogits
@@ -33,18 +34,33 @@ def get_prediction_level(model: PreTrainedModel) -> PredictionLevel | None:
     return next((level for head_class, level in levels.items() if isinstance(model, head_class)), None)
 
 
-def require_attention(model: PreTrainedModel, layer: int) -> SelfAttention:
-    """The self-attention of a layer, from 1; raises CtxError for a layer without attention scores."""
+def list_layers(model: PreTrainedModel, loss_name: str) -> list[nn.Module]:
+    """The layers in the order of application; raises CtxError for a model without layers."""
     layers: Any = getattr(model.base_model, "layers", None)
     if layers is None:
-        raise CtxError(f"{type(model).__name__} has no Transformer layers.", hint="remove the loss attention.")
-    block = layers[layer - 1]
+        raise CtxError(f"{type(model).__name__} has no Transformer layers.", hint=f"remove the loss {loss_name}.")
+    return [*layers]
+
+
+def require_attention(model: PreTrainedModel, layer: int, loss_name: str) -> SelfAttention:
+    """The self-attention of a layer, from 1; raises CtxError for a layer without attention scores."""
+    block = list_layers(model, loss_name)[layer - 1]
     if not (isinstance(block, TransformerBlock) and isinstance(block.attention, SelfAttention)):
         raise CtxError(
             f"{type(block).__name__} has no attention scores to learn.",
-            hint="remove the loss attention, or use models with BERT's layers.",
+            hint=f"remove the loss {loss_name}, or use models with BERT's layers.",
         )
     return block.attention
+
+
+def require_bidirectional_attention(model: PreTrainedModel, loss_name: str) -> None:
+    """Raise CtxError if the queries of a model do not attend to all tokens of their sequence."""
+    base_model: Any = model.base_model
+    if hasattr(base_model, "mask_specs") and base_model.mask_specs() is not BIDIRECTIONAL:
+        raise CtxError(
+            f"The attention of {type(model).__name__} is causal.",
+            hint=f"remove the loss {loss_name}, or use bidirectional encoders.",
+        )
 
 
 @dataclass(eq=False)
@@ -95,16 +111,27 @@ class ForwardPass:
         """(batch, heads, length, length) scores QK^T times the layer's scale of a layer, from 1, before the softmax and
         without position bias; 0 at padding (Vaswani et al. 2017, equation 1)."""
         if layer not in self._attention_scores:
-            attention, block = require_attention(self.model, layer), self.model.base_model.layers[layer - 1]
-            states = self.hidden_states(layer - 1)[self.token_mask]
-            if block.norm == "pre":
-                states = block.attention_norm(states)
-            projected = linear(attention.qkv_proj, states, 0, 2 * attention.inner_size)
-            padded = projected.new_zeros(*self.token_mask.shape, projected.shape[-1])
-            padded = padded.index_put((self.token_mask,), projected)
-            query, key = padded.unflatten(-1, (2, attention.num_heads, attention.head_dim)).permute(2, 0, 3, 1, 4)
+            attention = self._block(layer).attention
+            query, key = (
+                states.unflatten(-1, (attention.num_heads, attention.head_dim)).transpose(1, 2)
+                for states in self.attention_projections(layer, 2)
+            )
             self._attention_scores[layer] = query @ key.transpose(-1, -2) * attention.scale
         return self._attention_scores[layer]
+
+    def attention_projections(self, layer: int, number: int = 3) -> tuple[Tensor, ...]:
+        """(batch, length, width of all heads) queries, keys and values of a layer, from 1, or the first `number` of
+        them; 0 at padding."""
+        block = self._block(layer)
+        states = self.hidden_states(layer - 1)[self.token_mask]
+        if block.norm == "pre":
+            states = block.attention_norm(states)
+        projected = linear(block.attention.qkv_proj, states, 0, number * block.attention.inner_size)
+        padded = projected.new_zeros(*self.token_mask.shape, projected.shape[-1])
+        return padded.index_put((self.token_mask,), projected).chunk(number, -1)
+
+    def _block(self, layer: int) -> TransformerBlock:
+        return [*self.model.base_model.layers][layer - 1]
 
     def deferred_logits(self, mask: Tensor) -> DeferredLogits:
         """The logits of a masked LM at the tokens of a (batch, length) mask, not computed yet."""

@@ -1,9 +1,10 @@
-"""Distillation losses of predictions, hidden states, attention scores and sentence vectors.
+"""Distillation losses of predictions, hidden states, attention and sentence vectors.
 
 Each loss is a sum over its targets (real tokens, labeled tokens or examples) divided by their number in the whole
 optimizer step, so that it depends neither on micro-batches and processes nor on padding.
 """
 
+import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -14,10 +15,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from hf_ctxmodels.compression.distillation.forward_pass import ForwardPass, get_prediction_level, require_attention
+from hf_ctxmodels.compression.distillation.attention_relations import relation_divergence
+from hf_ctxmodels.compression.distillation.forward_pass import (
+    ForwardPass,
+    get_prediction_level,
+    list_layers,
+    require_attention,
+    require_bidirectional_attention,
+)
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag
+from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.lm_loss.kl_divergence import chunked_kl_divergence, kl_divergence
 
 TOKENS, EXAMPLES, LABELS = "distilled_tokens", "distilled_examples", "labels"
@@ -204,6 +213,15 @@ def _require_equal_width(loss: DistillationLoss, student: PreTrainedModel, teach
         )
 
 
+def _require_equal_heads(student: SelfAttention, teacher: SelfAttention, alternative: str) -> None:
+    """Raise CtxError if the numbers of attention heads differ."""
+    if student.num_heads != teacher.num_heads:
+        raise CtxError(
+            f"The student has {student.num_heads} attention heads, the teacher {teacher.num_heads}.",
+            hint=f"use a student with as many heads (num_attention_heads), or {alternative}.",
+        )
+
+
 def _new_projection(student: PreTrainedModel, teacher: PreTrainedModel) -> nn.Linear:
     """A linear projection to the teacher's width, initialized like the student's linear layers."""
     projection = nn.Linear(student.config.hidden_size, teacher.config.hidden_size)
@@ -346,13 +364,11 @@ class AttentionScoreLoss(LayerMapLoss):
     def check_models(self, student: PreTrainedModel, teacher: PreTrainedModel) -> None:
         """Raise CtxError if a model has no attention scores, or the numbers of heads differ."""
         for student_layer, teacher_layer in self.layer_pairs(student, teacher):
-            student_heads = require_attention(student, student_layer).num_heads
-            teacher_heads = require_attention(teacher, teacher_layer).num_heads
-            if student_heads != teacher_heads:
-                raise CtxError(
-                    f"The student has {student_heads} attention heads, the teacher {teacher_heads}.",
-                    hint="use a student with as many heads (num_attention_heads), or remove the loss attention.",
-                )
+            _require_equal_heads(
+                require_attention(student, student_layer, self.name),
+                require_attention(teacher, teacher_layer, self.name),
+                f"remove the loss {self.name}",
+            )
 
     def compute(self, student: ForwardPass, teacher: ForwardPass, projection: Any) -> Tensor:
         """The sum over targets."""
@@ -366,6 +382,99 @@ class AttentionScoreLoss(LayerMapLoss):
             )
             total = total + ((scores - targets).square().sum(-1) / num_keys).mean(1).sum()
         return total
+
+
+@dataclass(frozen=True)
+class RelationLoss(DistillationLoss):
+    """A loss of relations between the tokens of a sequence in the student's last layer, see `relation_divergence`."""
+
+    inputs: ClassVar[LossInputs] = "attention_scores"
+    relations: ClassVar[tuple[tuple[int, int], ...]]
+    """Pairs of queries (0), keys (1) and values (2)."""
+
+    teacher_layer: int | None = flag(None, "Layer of the teacher, from 1; by default the last one.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "teacher_layer", at_least=1)
+
+    def layer_pair(self, student: PreTrainedModel, teacher: PreTrainedModel) -> tuple[int, int]:
+        """The layers of student and teacher, from 1; raises CtxError for a layer that does not exist."""
+        student_layer, last_layer = (len(list_layers(model, self.name)) for model in (student, teacher))
+        if self.teacher_layer is not None and self.teacher_layer > last_layer:
+            raise CtxError(
+                f"The loss {self.name} has teacher_layer={self.teacher_layer}, but the teacher has layers 1 to "
+                f"{last_layer}.",
+                hint="correct teacher_layer.",
+            )
+        return student_layer, self.teacher_layer or last_layer
+
+    def check_models(self, student: PreTrainedModel, teacher: PreTrainedModel) -> None:
+        """Raise CtxError if a model has no bidirectional attention, or the layer or the heads do not fit."""
+        self.num_heads(student, teacher)
+        for model in (student, teacher):
+            require_bidirectional_attention(model, self.name)
+
+    def num_heads(self, student: PreTrainedModel, teacher: PreTrainedModel) -> int:
+        """The number of relation heads; raises CtxError if the vectors of a model cannot be split into them."""
+        layers = zip((student, teacher), self.layer_pair(student, teacher), strict=True)
+        return self.split_vectors(*(require_attention(model, layer, self.name) for model, layer in layers))
+
+    @abstractmethod
+    def split_vectors(self, student: SelfAttention, teacher: SelfAttention) -> int:
+        """`num_heads` of two layers."""
+
+    def compute(self, student: ForwardPass, teacher: ForwardPass, projection: Any) -> Tensor:
+        """The sum over targets."""
+        student_layer, teacher_layer = self.layer_pair(student.model, teacher.model)
+        vectors = student.attention_projections(student_layer)
+        targets = teacher.attention_projections(teacher_layer)
+        num_heads = self.num_heads(student.model, teacher.model)
+        divergences = [
+            relation_divergence((vectors[a], vectors[b]), (targets[a], targets[b]), num_heads, student.pair_mask)
+            for a, b in self.relations
+        ]
+        return torch.stack(divergences).sum()
+
+
+@dataclass(frozen=True)
+class MiniLMLoss(RelationLoss):
+    """KL(teacher || student) of the attention distributions and of the relations between values in the last layers,
+    averaged over heads (MiniLM, Wang et al. 2020, arXiv 2002.10957, sections 3.1 and 3.2)."""
+
+    name: ClassVar[str] = "minilm"
+    relations: ClassVar[tuple[tuple[int, int], ...]] = ((0, 1), (2, 2))
+
+    def split_vectors(self, student: SelfAttention, teacher: SelfAttention) -> int:
+        """The number of attention heads; raises CtxError if it differs."""
+        _require_equal_heads(student, teacher, "use the loss minilmv2")
+        return student.num_heads
+
+
+@dataclass(frozen=True)
+class MiniLMv2Loss(RelationLoss):
+    """KL(teacher || student) of the relations between queries, between keys and between values in the student's last
+    layer, averaged over `relation_heads`, into which the vectors of all attention heads together are split (MiniLMv2,
+    Wang et al. 2021, arXiv 2012.15828, section 3.1)."""
+
+    name: ClassVar[str] = "minilmv2"
+    relations: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0), (1, 1), (2, 2))
+
+    relation_heads: int = flag(48, "Number of relation heads; 48 for a base-size teacher, 64 for a large one.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "relation_heads", at_least=1)
+
+    def split_vectors(self, student: SelfAttention, teacher: SelfAttention) -> int:
+        """The option; raises CtxError if it does not divide a width."""
+        widths = student.inner_size, teacher.inner_size
+        if any(width % self.relation_heads for width in widths):
+            raise CtxError(
+                f"relation_heads={self.relation_heads} of the loss {self.name} does not divide the width of the "
+                f"queries, which is {widths[0]} in the student and {widths[1]} in the teacher.",
+                hint=f"set relation_heads to a divisor of {math.gcd(*widths)}.",
+            )
+        return self.relation_heads
 
 
 @dataclass(frozen=True)
@@ -444,7 +553,8 @@ class SentenceVectorLoss(DistillationLoss):
 
 _LOSSES: tuple[type[DistillationLoss], ...] = (
     *(SoftTargetLoss, HardTargetLoss, LogitLoss, SoftClassLoss),
-    *(CosineLoss, PatientLoss, AttentionScoreLoss, HiddenStateLoss, EmbeddingLoss, SentenceVectorLoss),
+    *(CosineLoss, PatientLoss, AttentionScoreLoss, MiniLMLoss, MiniLMv2Loss),
+    *(HiddenStateLoss, EmbeddingLoss, SentenceVectorLoss),
 )
 DISTILLATION_LOSSES = {loss.name: loss for loss in _LOSSES}
 """Name -> class of a loss."""

@@ -97,6 +97,8 @@ class DistillationOutput(ModelOutput):
     cosine_loss: Tensor | None = None
     patient_loss: Tensor | None = None
     attention_loss: Tensor | None = None
+    minilm_loss: Tensor | None = None
+    minilmv2_loss: Tensor | None = None
     hidden_loss: Tensor | None = None
     embeddings_loss: Tensor | None = None
     sentences_loss: Tensor | None = None
