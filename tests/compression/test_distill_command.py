@@ -171,6 +171,23 @@ def test_invalid_flags_are_reported(workspace, subtests, capsys):
     assert Teacher.open(teacher).digest != Teacher.open(pretrained).digest
 
 
+@pytest.mark.parametrize(("recipe", "heads"), [("minilm", 2), ("minilmv2", 4)])
+def test_minilm_recipes_train_narrow_student(recipe, heads, workspace):
+    flags = ["--recipe", recipe, *workspace.text_flags, "--teacher", workspace.path("pretrained"), "--config", "tiny"]
+    flags += ["--config_options", "hidden_size=16", "intermediate_size=32", f"num_attention_heads={heads}"]
+    flags += ["--losses", "minilm" if recipe == "minilm" else "minilmv2:relation_heads=8,teacher_layer=3"]
+    flags += ["--max_length", 24, "--max_steps", 30, "--warmup_steps", 3, "--learning_rate", 5e-3]
+    flags += ["--gradient_accumulation_steps", 1, "--logging_steps", 1, "--save_steps", 30, "--dtype", "float32"]
+    output = workspace.folder / recipe
+    assert workspace.run("distill text", *flags, "--output_dir", output) == 0
+    log_rows = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
+    losses = [row[f"{recipe}_loss"] for row in log_rows if f"{recipe}_loss" in row]
+    assert sum(losses[-3:]) < 0.7 * sum(losses[:3])
+    student = AutoModelForMaskedLM.from_pretrained(output)
+    assert (student.config.hidden_size, student.config.num_attention_heads) == (16, heads)
+    assert not (output / "distillation.safetensors").exists(), "there are no projections"
+
+
 def test_recipes_name_existing_losses_and_sizes(subtests):
     assert {"distilbert", "bert_pkd", "tinybert_task_2"} <= set(RECIPES)
     for name in RECIPES:
@@ -180,7 +197,7 @@ def test_recipes_name_existing_losses_and_sizes(subtests):
             flags = ["--recipe", name, "--teacher", "t", "--output_dir", "o", *data]
             arguments, *_, loop = parse_arguments(*flag_sections("text" if is_text_recipe else TASK), argv=flags)
             assert sum(term.weight for term in parse_losses(arguments.losses)) > 0
-            assert loop.num_train_epochs is not None
+            assert (loop.num_train_epochs is None) != (loop.max_steps is None)
             if is_text_recipe:
                 assert arguments.family is None or arguments.config in FAMILIES[arguments.family].sizes
                 objective, options = split_choice(arguments.objective or "mlm")

@@ -18,12 +18,16 @@ from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, ShortTrai
 
 # base, large: Devlin et al. 2019, section 3
 SIZES = SMALL_SIZES | {"base": encoder_size(768, 12, 12), "large": encoder_size(1024, 24, 16)}
-# distilled: Sanh et al. 2019 (arXiv 1910.01108), Sun et al. 2019 (1908.09355), Jiao et al. 2020 (1909.10351)
+# distilled: Sanh et al. 2019 (arXiv 1910.01108), Sun et al. 2019 (1908.09355), Jiao et al. 2020 (1909.10351), Wang et
+# al. 2020 (2002.10957)
 STUDENT_SIZES = {
     "distilbert": {**encoder_size(768, 6, 12), "type_vocab_size": 0},
     "pkd-3": encoder_size(768, 3, 12),
     "tinybert-4": {**encoder_size(312, 4, 12), "intermediate_size": 1200},
     "tinybert-6": encoder_size(768, 6, 12),
+    "minilm-6x384": encoder_size(384, 6, 12),
+    "minilm-6x768": encoder_size(768, 6, 12),
+    "minilm-12x384": encoder_size(384, 12, 12),
 }
 
 # parameter counts of the classes of transformers 5.23; the encoder has its pooler
@@ -37,6 +41,8 @@ PUBLISHED = {
         ("pkd-3 uncased", {**STUDENT_SIZES["pkd-3"], "vocab_size": 30522}, (45_691_392,)),
         ("tinybert-4 uncased", {**STUDENT_SIZES["tinybert-4"], "vocab_size": 30522}, (14_350_248,)),
         ("tinybert-6 uncased", {**STUDENT_SIZES["tinybert-6"], "vocab_size": 30522}, (66_955_008,)),
+        ("minilm-6x384 uncased", {**STUDENT_SIZES["minilm-6x384"], "vocab_size": 30522}, (22_713_216,)),
+        ("minilm-12x384 uncased", {**STUDENT_SIZES["minilm-12x384"], "vocab_size": 30522}, (33_360_000,)),
         ("multilingual cased", {"vocab_size": 119547}, (177_853_440, 177_974_523)),
         ("multilingual uncased", {"vocab_size": 105879}, (167_356_416, 167_463_831)),
     )
