@@ -16,36 +16,38 @@ def relation_divergence(student: VectorPair, teacher: VectorPair, num_heads: int
     """Sum over tokens of KL(teacher || student) in nats of the relations softmax(AB^T / sqrt(d)), averaged over heads.
 
     The vectors are split into heads of width d, so that the widths of student and teacher may differ. The relations of
-    several sequences only are in memory at a time: the backward pass computes them again.
+    only some heads and sequences are in memory at a time: the backward pass computes them again.
 
     Args:
         pair_mask: (batch, length, length) bool: pairs of tokens of one sequence; rows of padding are False.
     """
-    batch, length = pair_mask.shape[:2]
-    size = chunk_size(batch, num_heads * length**2, pair_mask.device)
-    chunks = zip(*(tensor.split(size) for tensor in (*student, *teacher, pair_mask)), strict=True)
+    vectors = [
+        tensor.float().unflatten(-1, (num_heads, -1)).transpose(1, 2).flatten(0, 1) for tensor in (*student, *teacher)
+    ]
+    sequences = torch.arange(len(pair_mask), device=pair_mask.device).repeat_interleave(num_heads)
+    # the divergence needs several tensors of this size; chunks of 2^23 relations took 3 times as long on a CPU
+    size = chunk_size(len(sequences), 4 * pair_mask.shape[1] ** 2, pair_mask.device)
+    chunks = zip(*(tensor.split(size) for tensor in (*vectors, sequences)), strict=True)
     divergences = [
-        checkpoint(_divergence, *chunk, num_heads, use_reentrant=False, preserve_rng_state=False) for chunk in chunks
+        checkpoint(_divergence, *chunk, pair_mask, use_reentrant=False, preserve_rng_state=False) for chunk in chunks
     ]
     return torch.stack(divergences).sum() / num_heads
 
 
 def _divergence(
-    student_a: Tensor, student_b: Tensor, teacher_a: Tensor, teacher_b: Tensor, pair_mask: Tensor, num_heads: int
+    student_a: Tensor, student_b: Tensor, teacher_a: Tensor, teacher_b: Tensor, sequences: Tensor, pair_mask: Tensor
 ) -> Tensor:
-    """The sum over tokens and heads."""
-    pair_mask = pair_mask[:, None]
+    """The sum over tokens, from (heads, length, d) vectors and the (heads,) sequences that they belong to."""
+    is_excluded = ~pair_mask[sequences]
     with without_autocast(pair_mask.device.type):
         log_relations, targets = (
-            _log_relations(*vectors, pair_mask, num_heads)
-            for vectors in ((student_a, student_b), (teacher_a, teacher_b))
+            _log_relations(*vectors, is_excluded) for vectors in ((student_a, student_b), (teacher_a, teacher_b))
         )
         divergences = F.kl_div(log_relations, targets, reduction="none", log_target=True)
-        return divergences.masked_fill(~pair_mask, 0.0).sum()
+        return divergences.masked_fill(is_excluded, 0.0).sum()
 
 
-def _log_relations(a: Tensor, b: Tensor, pair_mask: Tensor, num_heads: int) -> Tensor:
-    """(batch, heads, length, length) log-probabilities; finite, but arbitrary outside the mask."""
-    a, b = (vectors.float().unflatten(-1, (num_heads, -1)).transpose(1, 2) for vectors in (a, b))
-    scores = a @ b.transpose(-1, -2) * a.shape[-1] ** -0.5
-    return scores.masked_fill(~pair_mask, torch.finfo(scores.dtype).min).log_softmax(-1)
+def _log_relations(a: Tensor, b: Tensor, is_excluded: Tensor) -> Tensor:
+    """(heads, length, length) log-probabilities; finite, but arbitrary for excluded pairs."""
+    scores = (a * a.shape[-1] ** -0.5) @ b.transpose(1, 2)
+    return scores.masked_fill(is_excluded, torch.finfo(scores.dtype).min).log_softmax(-1)
