@@ -410,25 +410,25 @@ class RelationLoss(DistillationLoss):
 
     def check_models(self, student: PreTrainedModel, teacher: PreTrainedModel) -> None:
         """Raise CtxError if a model has no bidirectional attention, or the layer or the heads do not fit."""
-        self.num_heads(student, teacher)
+        self.count_heads(*self.attention_modules(student, teacher))
         for model in (student, teacher):
             require_bidirectional_attention(model, self.name)
 
-    def num_heads(self, student: PreTrainedModel, teacher: PreTrainedModel) -> int:
-        """The number of relation heads; raises CtxError if the vectors of a model cannot be split into them."""
+    def attention_modules(self, student: PreTrainedModel, teacher: PreTrainedModel) -> tuple[SelfAttention, ...]:
+        """The self-attention of the layers of student and teacher; raises CtxError for another kind of layer."""
         layers = zip((student, teacher), self.layer_pair(student, teacher), strict=True)
-        return self.split_vectors(*(require_attention(model, layer, self.name) for model, layer in layers))
+        return tuple(require_attention(model, layer, self.name) for model, layer in layers)
 
     @abstractmethod
-    def split_vectors(self, student: SelfAttention, teacher: SelfAttention) -> int:
-        """`num_heads` of two layers."""
+    def count_heads(self, student: SelfAttention, teacher: SelfAttention) -> int:
+        """The number of relation heads; raises CtxError if the vectors of a layer cannot be split into them."""
 
     def compute(self, student: ForwardPass, teacher: ForwardPass, projection: Any) -> Tensor:
         """The sum over targets."""
         student_layer, teacher_layer = self.layer_pair(student.model, teacher.model)
         vectors = student.attention_projections(student_layer)
         targets = teacher.attention_projections(teacher_layer)
-        num_heads = self.num_heads(student.model, teacher.model)
+        num_heads = self.count_heads(*self.attention_modules(student.model, teacher.model))
         divergences = [
             relation_divergence((vectors[a], vectors[b]), (targets[a], targets[b]), num_heads, student.pair_mask)
             for a, b in self.relations
@@ -444,7 +444,7 @@ class MiniLMLoss(RelationLoss):
     name: ClassVar[str] = "minilm"
     relations: ClassVar[tuple[tuple[int, int], ...]] = ((0, 1), (2, 2))
 
-    def split_vectors(self, student: SelfAttention, teacher: SelfAttention) -> int:
+    def count_heads(self, student: SelfAttention, teacher: SelfAttention) -> int:
         """The number of attention heads; raises CtxError if it differs."""
         _require_equal_heads(student, teacher, "use the loss minilmv2")
         return student.num_heads
@@ -465,7 +465,7 @@ class MiniLMv2Loss(RelationLoss):
         super().__post_init__()
         check_range(self, "relation_heads", at_least=1)
 
-    def split_vectors(self, student: SelfAttention, teacher: SelfAttention) -> int:
+    def count_heads(self, student: SelfAttention, teacher: SelfAttention) -> int:
         """The option; raises CtxError if it does not divide a width."""
         widths = student.inner_size, teacher.inner_size
         if any(width % self.relation_heads for width in widths):
