@@ -60,11 +60,14 @@ def write_files(files: Mapping[str, str | bytes], output_dir: str, model: str, *
 
 
 def check_repo_id(repo_id: str) -> None:
-    """Raise CtxError for an invalid name of a repository."""
+    """Raise CtxError for an invalid name of a repository, or a name without an organization."""
     try:
         validate_repo_id(repo_id)
+        if "/" not in repo_id:
+            raise HFValidationError("The name of the repository has no organization.")
     except HFValidationError as error:
-        raise CtxError(str(error), location=f"--repo_id {repo_id}", hint='use the form "organization/name".') from error
+        hint = 'use the form "organization/name"; the organization can be your user name.'
+        raise CtxError(str(error), location=f"--repo_id {repo_id}", hint=hint) from error
 
 
 def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
@@ -196,30 +199,35 @@ def push_files(
         repo_id: Repository, "org/name", created if it does not exist.
         private: Create a private repository; the visibility of an existing one does not change.
         revision: Branch, created from main if it does not exist; None for main.
-        token: Token with write access; by default `HF_TOKEN` or the token stored by `hf auth login`.
+        token: Token with write access; by default (None or "") `HF_TOKEN` or the token stored by `hf auth login`.
 
     Raises:
         CtxError: The Hub refused the token or could not be reached, or `repo_id` is not the name of a repository.
     """
     check_repo_id(repo_id)
     operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=content) for name, content in files.items()]
-    api = HfApi(token=token)
+    api = HfApi(token=token or None)
     commit_message = commit_message or f"Upload {repo_id.split('/')[-1]} with hf_ctxmodels"
     try:
         api.create_repo(repo_id, private=private, exist_ok=True)
         if revision is not None:
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         return api.create_commit(repo_id, operations, commit_message=commit_message, revision=revision)
-    except HfHubHTTPError as error:
-        message, hint = f"The Hub refused the push: {error}", "follow the message of the Hub."
-        if error.response is not None and error.response.status_code in (401, 403):
-            message = f"The Hub refused the token: {error.server_message or 'no write access'}."
-            hint = "set --token or HF_TOKEN to a token with write access to this repository, or run `hf auth login`."
+    except (HfHubHTTPError, HTTPError, OSError, RuntimeError) as error:  # HTTPError: the client of huggingface_hub
+        message, hint = _push_failure(error)
         raise CtxError(message, location=f"{repo_id} on {api.endpoint}", hint=hint) from error
-    except (HTTPError, OSError, RuntimeError) as error:  # HTTPError is raised by the client of huggingface_hub
-        raise CtxError(
-            f"The Hub could not be reached, or the upload was interrupted: {error}",
-            location=f"{repo_id} on {api.endpoint}",
-            hint="check the connection and run the command again; the repository is unchanged, and uploaded files are "
-            "not sent again.",
-        ) from error
+
+
+def _push_failure(error: Exception) -> tuple[str, str]:
+    """Message and hint for a failed push; the upload of a large file raises a RuntimeError with the cause."""
+    again = "run the command again; the repository is unchanged, and uploaded files are not sent again."
+    cause = error if isinstance(error, HfHubHTTPError) else error.__cause__
+    if not isinstance(cause, HfHubHTTPError):
+        return f"The Hub could not be reached, or the upload was interrupted: {error}", f"check the connection and {again}"
+    status = cause.response.status_code if cause.response is not None else 0
+    if status in (401, 403):
+        reason = (cause.server_message or "no write access").rstrip(".")
+        hint = "set --token or HF_TOKEN to a token with write access to this repository, or run `hf auth login`."
+        return f"The Hub refused the token: {reason}.", hint
+    prefix = "" if cause is error else f"{error} "
+    return f"The Hub refused the push: {prefix}{cause}", again if status >= 500 else "follow the message of the Hub."

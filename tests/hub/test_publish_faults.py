@@ -90,6 +90,36 @@ def test_refused_pushes_name_the_reason(status: int, message: str, monkeypatch: 
         push_files({}, REPO, token=TOKEN)
 
 
+@pytest.mark.parametrize(
+    ("status", "message", "hint"),
+    [(403, "refused the token", "--token"), (413, "File too large", "message of the Hub"), (502, "502", "again")],
+)
+def test_refused_large_file_names_the_reason(
+    status: int, message: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """huggingface_hub raises a RuntimeError without the reason, which is its cause."""
+    response = Response(status, request=Request("PUT", "https://hub"))
+
+    def refuse(*args: object, **options: object) -> None:
+        reason = HfHubHTTPError(f"{status}: File too large", response=response, server_message="Storage is full.")
+        raise RuntimeError("Error while uploading 'model.safetensors' to the Hub.") from reason
+
+    monkeypatch.setattr(HfApi, "create_repo", lambda *args, **options: None)
+    monkeypatch.setattr(HfApi, "create_commit", refuse)
+    with pytest.raises(CtxError, match=message) as error:
+        push_files({}, REPO, token=TOKEN)
+    assert hint in error.value.hint
+
+
+def test_empty_token_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example `--token "$TOKEN"` with an unset variable."""
+    tokens: list[str | None] = []
+    monkeypatch.setattr(HfApi, "create_repo", lambda api, *args, **options: tokens.append(api.token))
+    monkeypatch.setattr(HfApi, "create_commit", lambda *args, **options: None)
+    push_files({}, REPO, token="")
+    assert tokens == [None]
+
+
 def test_unreachable_hub_is_reported(
     saved_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,7 +234,7 @@ def test_invalid_directory_is_refused_before_any_request(directory: Path, damage
     assert "Fix:" in str(error.value)
 
 
-@pytest.mark.parametrize("repo_id", ["zoo/m\u00f6del", "zoo/my model", "zoo/a/b"])
+@pytest.mark.parametrize("repo_id", ["zoo/m\u00f6del", "zoo/my model", "zoo/a/b", "zoo"])
 def test_invalid_repository_name_is_refused_before_any_request(saved_model: Path, repo_id: str) -> None:
     with pytest.raises(CtxError, match=r"(?s)--repo_id zoo.*organization/name"):
         repository_files(saved_model, repo_id)
