@@ -1,5 +1,6 @@
 """The base class of all models, and context managers that set a model to evaluation or inspection mode."""
 
+import glob
 import inspect
 import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -8,12 +9,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+from huggingface_hub import HfApi
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import WeightTransform
 
 from hf_ctxmodels.core.adapter_support import (
     ADAPTER_KEYS,
+    ADAPTERS_FOLDER,
     PeftConfigAttribute,
     newly_initialized_modules,
     report_unloaded_adapters,
@@ -22,7 +25,7 @@ from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copies_of_inputs
 from hf_ctxmodels.core.inputs import check_encoder_input
-from hf_ctxmodels.core.output_files import apply_umask
+from hf_ctxmodels.core.output_files import TOKENIZERS_FOLDER, apply_umask
 from hf_ctxmodels.core.remote_code import InstalledCode, without_remote_code
 from hf_ctxmodels.core.structure import STRUCTURE_CHANGES, structure_changes
 from hf_ctxmodels.core.tensor_parallel import (
@@ -248,6 +251,31 @@ class CtxPreTrainedModel(PreTrainedModel):
         super().save_pretrained(save_directory, save_original_format=save_original_format, **kwargs)
         if kwargs.get("is_main_process", True):
             apply_umask(Path(save_directory).glob("*model*.safetensors"))
+
+    def _upload_modified_files(
+        self,
+        working_dir: str | Path,
+        repo_id: str,
+        files_timestamps: dict[str, float],
+        commit_message: str | None = None,
+        revision: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Upload as in transformers, but with the folders of save hooks, which have nested folders."""
+        times = {path.name: path.stat().st_mtime for path in Path(working_dir).iterdir()}
+        unmodified = {name for name, saved in files_timestamps.items() if name in times and times[name] <= saved}
+        unmodified -= {ADAPTERS_FOLDER, TOKENIZERS_FOLDER}  # written before the time stamps are read
+        api = HfApi(token=kwargs.pop("token", None))
+        if revision is not None and not revision.startswith("refs/pr"):
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        return api.upload_folder(
+            repo_id=repo_id,
+            folder_path=working_dir,
+            commit_message=commit_message or "Upload model",
+            revision=revision,
+            ignore_patterns=[pattern for name in map(glob.escape, unmodified) for pattern in (name, f"{name}/*")],
+            **kwargs,
+        )
 
     def _call_save_hooks(
         self,

@@ -31,6 +31,8 @@ VOCABULARY_FILES = (
     "sentencepiece.bpe.model",
 )
 """Each of these files of a tokenizer contains a vocabulary."""
+TOKENIZERS_FOLDER = "features"
+"""Folder of a saved task network with a folder for the tokenizer of each model."""
 TOKENIZER_FILES = (
     *VOCABULARY_FILES,
     "tokenizer_config.json",

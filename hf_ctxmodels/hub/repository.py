@@ -223,7 +223,8 @@ def _push_failure(error: Exception) -> tuple[str, str]:
     again = "run the command again; the repository is unchanged, and uploaded files are not sent again."
     cause = error if isinstance(error, HfHubHTTPError) else error.__cause__
     if not isinstance(cause, HfHubHTTPError):
-        return f"The Hub could not be reached, or the upload was interrupted: {error}", f"check the connection and {again}"
+        message = f"The Hub could not be reached, or the upload was interrupted: {error}"
+        return message, f"check the connection and {again}"
     status = cause.response.status_code if cause.response is not None else 0
     if status in (401, 403):
         reason = (cause.server_message or "no write access").rstrip(".")

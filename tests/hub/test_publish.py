@@ -101,6 +101,59 @@ def test_push_pull_and_remote_code(
         assert code == {f"{stub.module}.py": stub.source}, "only the stub is saved"
 
 
+# Pushes a model with nested folders by both methods of transformers, and adds a file that is not part of the model.
+PUSH_BY_METHODS = """
+import sys
+from pathlib import Path
+from transformers import AutoModel
+from hf_ctxmodels import CtxTaskNetworkModel
+from hf_ctxmodels.downstream.adapters import add_adapter
+from hf_ctxmodels.downstream.networks.creation import new_network
+
+source, folder, repo = sys.argv[1:]
+models = {"adapter": AutoModel.from_pretrained(source), "network": CtxTaskNetworkModel(new_network({"x": source}, {})[0])}
+add_adapter(models["adapter"], "task")
+models["network"].load_pretrained_components()
+for name, model in models.items():
+    directory = Path(folder, name)
+    (directory / "checkpoint-1").mkdir(parents=True)
+    for file in ("notes.txt", "checkpoint-1/optimizer.pt", "config.json"):
+        (directory / file).write_text("{}")
+    model.save_pretrained(directory, push_to_hub=True, repo_id=f"{repo}-{name}-saved")
+    model.push_to_hub(f"{repo}-{name}", revision="trial", private=True)
+"""
+OPEN_NESTED = """
+import sys
+from transformers import AutoModel
+from hf_ctxmodels import CtxTaskNetworkModel
+from hf_ctxmodels.downstream.adapters import load_saved_adapters
+
+repo = sys.argv[1]
+model = AutoModel.from_pretrained(f"{repo}-adapter-saved")
+assert load_saved_adapters(model, f"{repo}-adapter-saved") == ["task"]
+assert list(CtxTaskNetworkModel.from_pretrained(f"{repo}-network", revision="trial").stack.tokenizers) == ["x"]
+"""
+
+
+def test_push_to_hub_uploads_nested_folders(hub: HubServer, hub_process: ForkServer, tmp_path: Path) -> None:
+    source = save_model(FAMILIES["bert"], tmp_path / "bert")
+    result = hub_process.run("-c", PUSH_BY_METHODS, str(source), str(tmp_path), "zoo/nested")
+    assert result.returncode == 0, result.stderr
+    stub_file = {f"{FAMILIES['bert'].stub.module}.py"}
+    adapter = {"adapters/stack.json", "adapters/task/adapter_config.json", "adapters/task/adapter.safetensors"}
+    files = {
+        "adapter": adapter | stub_file,
+        "network": {"features/x/tokenizer.json", "features/x/tokenizer_config.json"},
+    }
+    for name, expected in files.items():
+        for repo, revision in ((f"zoo/nested-{name}-saved", "main"), (f"zoo/nested-{name}", "trial")):
+            uploaded = {*hub.files(repo, revision)}
+            assert expected | {"README.md", "config.json", "model.safetensors"} <= uploaded
+            assert not [file for file in uploaded if file.startswith(("notes", "checkpoint"))]
+    result = hub_process.run("-c", OPEN_NESTED, "zoo/nested")
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.mark.fast_families("bert", "t5")
 def test_auto_map_lists_all_auto_classes(family: FamilySpec, saved_model: Path) -> None:
     files = repository_files(saved_model, REPO)

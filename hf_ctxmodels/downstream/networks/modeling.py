@@ -23,7 +23,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, on_host
 from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.core.output_files import TOKENIZER_FILES
+from hf_ctxmodels.core.output_files import TOKENIZER_FILES, TOKENIZERS_FOLDER
 from hf_ctxmodels.downstream.networks.configuration import CtxTaskNetworkConfig
 from hf_ctxmodels.downstream.networks.feature_stack import FeatureStack
 from hf_ctxmodels.downstream.networks.pairs import (
@@ -44,8 +44,6 @@ from hf_ctxmodels.heads.downstream import sequence_loss
 from hf_ctxmodels.layers.pooling import build_token_mask
 
 _HUB_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
-TOKENIZERS_FOLDER = "features"
-"""Folder of a saved network with a folder for the tokenizer of each model."""
 
 
 class CtxTaskNetworkPreTrainedModel(CtxPreTrainedModel):
