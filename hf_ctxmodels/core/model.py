@@ -253,29 +253,21 @@ class CtxPreTrainedModel(PreTrainedModel):
             apply_umask(Path(save_directory).glob("*model*.safetensors"))
 
     def _upload_modified_files(
-        self,
-        working_dir: str | Path,
-        repo_id: str,
-        files_timestamps: dict[str, float],
-        commit_message: str | None = None,
-        revision: str | None = None,
-        **kwargs: Any,
+        self, working_dir: str | Path, repo_id: str, files_timestamps: dict[str, float], **kwargs: Any
     ) -> Any:
-        """Upload as in transformers, but with the folders of save hooks, which have nested folders."""
+        """Upload as in transformers, which uploads files and folders of files; the folders of save hooks are nested."""
         times = {path.name: path.stat().st_mtime for path in Path(working_dir).iterdir()}
+        hook_folders = {ADAPTERS_FOLDER, TOKENIZERS_FOLDER} & times.keys()
+        if not hook_folders:
+            return super()._upload_modified_files(working_dir, repo_id, files_timestamps, **kwargs)
         unmodified = {name for name, saved in files_timestamps.items() if name in times and times[name] <= saved}
-        unmodified -= {ADAPTERS_FOLDER, TOKENIZERS_FOLDER}  # written before the time stamps are read
-        api = HfApi(token=kwargs.pop("token", None))
+        unmodified -= hook_folders  # written before the time stamps are read
+        api, revision = HfApi(token=kwargs.pop("token", None)), kwargs.get("revision")
         if revision is not None and not revision.startswith("refs/pr"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
-        return api.upload_folder(
-            repo_id=repo_id,
-            folder_path=working_dir,
-            commit_message=commit_message or "Upload model",
-            revision=revision,
-            ignore_patterns=[pattern for name in map(glob.escape, unmodified) for pattern in (name, f"{name}/*")],
-            **kwargs,
-        )
+        kwargs["commit_message"] = kwargs.get("commit_message") or "Upload model"
+        ignored = [pattern for name in map(glob.escape, unmodified) for pattern in (name, f"{name}/*")]
+        return api.upload_folder(repo_id=repo_id, folder_path=working_dir, ignore_patterns=ignored, **kwargs)
 
     def _call_save_hooks(
         self,

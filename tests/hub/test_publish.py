@@ -111,9 +111,10 @@ from hf_ctxmodels.downstream.adapters import add_adapter
 from hf_ctxmodels.downstream.networks.creation import new_network
 
 source, folder, repo = sys.argv[1:]
-models = {"adapter": AutoModel.from_pretrained(source), "network": CtxTaskNetworkModel(new_network({"x": source}, {})[0])}
-add_adapter(models["adapter"], "task")
-models["network"].load_pretrained_components()
+adapted_model, network = AutoModel.from_pretrained(source), CtxTaskNetworkModel(new_network({"x": source}, {})[0])
+add_adapter(adapted_model, "task")
+network.load_pretrained_components()
+models = {"adapter": adapted_model, "network": network}
 for name, model in models.items():
     directory = Path(folder, name)
     (directory / "checkpoint-1").mkdir(parents=True)
