@@ -221,6 +221,9 @@ class Comparison:
             print_status(f"{description}: {steps[-1]:,} steps of pretraining")
             self._pretrain(run, size, steps)
             is_new = True
+        # also after the end of a training process whose comparison was killed: only weights are needed
+        for checkpoint in list_checkpoints(self.run_folder(run)):
+            (checkpoint / "optimizer.safetensors").unlink(missing_ok=True)
         for measure in self.plan.measures:
             for step in measure.select_steps(steps):
                 file = self.measure_file(run, measure, step)
@@ -269,9 +272,6 @@ class Comparison:
         log = self.folder / "logs" / f"{run.name.replace('/', '-')}.log"
         cost = run_command(package_command(*command, accelerate=plan.accelerate), log, self.deadline)
         write_text_file(folder / _COST_FILE, json.dumps(cost._asdict()) + "\n")
-        # the run is complete: only weights are needed
-        for checkpoint in list_checkpoints(folder):
-            (checkpoint / "optimizer.safetensors").unlink(missing_ok=True)
 
     def _measure(self, run: Run, measure: Measure, step: int, file: Path) -> None:
         folder = self.run_folder(run)

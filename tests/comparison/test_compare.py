@@ -158,6 +158,15 @@ def test_finished_runs_and_measures_are_skipped(folder, finished_dir):
     assert {path: path.stat().st_mtime_ns for path in modification_times} == modification_times
 
 
+def test_optimizer_states_of_finished_runs_are_removed(folder, finished_dir):
+    """Also if the comparison was killed, and its training process finished the run."""
+    shutil.copytree(finished_dir, folder / "finished_alone")
+    checkpoint = next((folder / "finished_alone" / "runs").rglob("checkpoint-*"))
+    (checkpoint / "optimizer.safetensors").write_bytes(b"moments")
+    assert run_forked(*flags(folder, "finished_alone")).returncode == 0
+    assert not [*(folder / "finished_alone" / "runs").rglob("optimizer.safetensors")]
+
+
 def test_results_are_rebuilt_from_copied_json_files(folder, finished_dir):
     """As for machines without a shared file system: weights are not needed."""
     for file in finished_dir.rglob("*.json"):
