@@ -21,7 +21,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.loading import file_digest, matches_type, read_json
 from hf_ctxmodels.core.output_files import (
     MODEL_FILES,
@@ -236,7 +236,11 @@ def latest_checkpoint(output_dir: str | Path) -> Path | None:
 
 
 def damaged_files(checkpoint: Path, pattern: str = "*") -> list[str]:
-    """One line for each damaged file whose name matches the pattern; empty if all are intact."""
+    """One line for each damaged file whose name matches the pattern; empty if all are intact.
+
+    Raises:
+        CtxError: A file cannot be read.
+    """
     try:
         manifest = _read_manifest(checkpoint)
     except CtxError as error:
@@ -247,8 +251,10 @@ def damaged_files(checkpoint: Path, pattern: str = "*") -> list[str]:
             continue
         if not os.path.isfile(checkpoint / name):  # `Path.is_file` raises for names in damaged manifests
             damages.append(f"{name} is missing")
-        elif file_digest(checkpoint / name) != digest:
-            damages.append(f"{name} was truncated or changed after it was saved")
+            continue
+        with wrap_errors("The file cannot be read", location=checkpoint / name, hint="check the disk."):
+            if file_digest(checkpoint / name) != digest:
+                damages.append(f"{name} was truncated or changed after it was saved")
     return damages
 
 

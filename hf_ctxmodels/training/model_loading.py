@@ -24,7 +24,7 @@ from hf_ctxmodels.architectures.configurations import CtxCharacterConfig
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
-from hf_ctxmodels.core.errors import CtxError, hint_for_error
+from hf_ctxmodels.core.errors import CtxError, hint_for_error, wrap_errors
 from hf_ctxmodels.core.loading import require_existing_path
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.output_files import VOCABULARY_FILES
@@ -313,7 +313,11 @@ def require_single_task(config: PreTrainedConfig, source: str) -> None:
 
 
 def verify_weights(directory: Path) -> None:
-    """Compare the weights with the digests that training saved, if any; raises CtxError if they differ."""
+    """Compare the weights with the digests that training saved, if any; raises CtxError if they differ or cannot be
+    read."""
+    for file in directory.glob("*.safetensors"):
+        with wrap_errors("The weights cannot be read", location=file):  # safetensors reports them as missing
+            file.open("rb").close()
     damages = damaged_files(directory, "*model*.safetensors") if (directory / MANIFEST_FILE).is_file() else []
     if damages:
         raise CtxError(

@@ -18,7 +18,7 @@ from hf_ctxmodels import CtxBertConfig, CtxError
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.loading import load_pretrained, read_json, require_existing_path
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.model_loading import load_config, load_config_file, load_tokenizer
+from hf_ctxmodels.training.model_loading import load_config, load_config_file, load_model, load_tokenizer
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 TEXTS = ["the cat sat on the mat", "a dog ran to the river", "it was cold", "the bird saw a tree"]
@@ -182,6 +182,7 @@ def test_unknown_row_of_benchmark(suite, rows):
         ("config.json", lambda folder: load_config_file(CtxBertConfig, folder / "config.json")),
         ("config.json", lambda folder: load_pretrained(AutoConfig, folder, "the configuration")),
         ("config.json", lambda folder: read_json(folder / "config.json")),
+        ("model.safetensors", lambda folder: load_model(folder, "AutoModel", load_config(folder))),
     ],
 )
 def test_hint_for_files_without_permission(workspace, monkeypatch, file, load):

@@ -336,6 +336,19 @@ def test_full_disk_leaves_model_unchanged(tmp_path):
     assert not list(tmp_path.glob("*.writing"))
 
 
+def test_unreadable_file_is_not_a_damaged_file(tmp_path, monkeypatch):
+    def deny_reading(file):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+
+    with replacing_model(tmp_path) as folder:
+        (folder / "config.json").write_text("{}")
+    monkeypatch.setattr(checkpoint_files, "file_digest", deny_reading)
+    with pytest.raises(CtxError, match="cannot be read: Permission denied") as error:
+        damaged_files(tmp_path)
+    assert error.value.location == str(tmp_path / "config.json")
+    assert "permissions" in error.value.hint
+
+
 def test_invalid_file_names_in_manifest(tmp_path):
     """Files with such names count as missing; the next model replaces them."""
     damaged = dict.fromkeys(("x" * 300, "x\x00/y", f"{'x' * 300}/adapter.safetensors"), "00")
