@@ -44,7 +44,7 @@ class Suite:
     """One benchmark suite, with one table.
 
     Attributes:
-        runs: Functions that yield the results of the rows that `Settings.selects`.
+        runs: Functions that yield the results of the rows selected by `Settings.select_row`.
         table: Formats results as a Markdown table.
         describe: Describes the suite, given the attention implementation of the reference.
     """
@@ -114,7 +114,7 @@ def main() -> None:
         raise CtxError(
             f"No row of the suite {arguments.suite} matches.",
             location=f"--only {settings.only}",
-            hint=f"pass the start of a word of a row; rows: {'; '.join(dict.fromkeys(settings.names))}.",
+            hint=f"pass the start of a word of a row; rows: {'; '.join(dict.fromkeys(settings.row_names))}.",
         )
     text = f"{setting}\n\n{table(results)}\n"
     if arguments.output:

@@ -44,7 +44,7 @@ class Result:
 def run(settings: Settings) -> Iterator[Result]:
     """Run each case."""
     for case in CASES:
-        if settings.selects(case.title):
+        if settings.select_row(case.title):
             yield _run_case(case, settings)
 
 

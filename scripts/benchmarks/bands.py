@@ -38,7 +38,7 @@ class Result:
 def run(settings: Settings) -> Iterator[Result]:
     """Measure each length; the name of a row is, for example, "T=2048"."""
     for length in TARGETS:
-        if settings.selects(f"T={length}"):
+        if settings.select_row(f"T={length}"):
             torch.manual_seed(0)
             yield Result(length, **measure(steps(length, settings.torch_device, settings.torch_dtype), settings))
 

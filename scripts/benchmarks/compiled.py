@@ -58,7 +58,7 @@ def run(settings: Settings) -> Iterator[Result]:
                 # random permutations predict any position
                 fill = 1.0 if (family, workload) == ("xlnet", "gradients") else FILL
                 case = Case(family, workload, layers, width, LENGTHS[0], batch_size, fill, None, None)
-                if settings.selects(case.title):
+                if settings.select_row(case.title):
                     yield run_case(case, settings)
 
 

@@ -54,7 +54,7 @@ def run(settings: Settings, cases: Sequence[Case] = CASES) -> Iterator[Result]:
     """Measure all cases on a CPU, because int8 runs there; each row has its own precision."""
     cpu_settings = replace(settings, device="cpu")
     for case in cases:
-        if settings.selects(case.title):
+        if settings.select_row(case.title):
             torch.manual_seed(0)
             models, sizes = build_models(case, settings.reference_attention)
             batch = random_batches(models["hf_ctxmodels, float32"], random_lengths(case), case)["model"]

@@ -90,7 +90,7 @@ def run(
     device = settings.torch_device
     matmul_rate = matmul_flops(device, settings.torch_dtype, 8192 if device.type == "cuda" else 2048)
     for case in [case.with_load(settings.busy) for case in (CASES if cases is None else cases)]:
-        if settings.selects(case.title):
+        if settings.select_row(case.title):
             torch.manual_seed(0)
             yield _run_case(case, build(case, settings.reference_attention), settings, matmul_rate)
 

@@ -53,7 +53,7 @@ def run(settings: Settings) -> Iterator[Result]:
         reference = BertModel.from_pretrained(folder, attn_implementation=settings.reference_attention)
         reference.to(settings.device).eval()
     for layers in ("last", "all"):
-        if not settings.selects(layers):
+        if not settings.select_row(layers):
             continue
         encoder = WordEncoder(model, tokenizer, layers="all" if layers == "all" else [-1])
 

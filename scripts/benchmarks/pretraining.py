@@ -46,7 +46,7 @@ def run(settings: Settings) -> Iterator[Result]:
     Times are per token, without padding. Median and spread are over the runs.
     """
     for case in [case.with_load(settings.busy) for case in CASES]:
-        if settings.selects(case.title):
+        if settings.select_row(case.title):
             yield _run_case(case, settings)
 
 

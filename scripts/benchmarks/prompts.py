@@ -63,7 +63,7 @@ def run(settings: Settings) -> Iterator[Result]:
     tokenizer = CtxGpt2Tokenizer.train(sentences, vocab_size=8000)
     texts = [sentence for sentence in sentences if 8 <= len(sentence.split()) <= 24]
     for name, (layers, width) in SHAPES.items():
-        if not settings.selects(name):
+        if not settings.select_row(name):
             continue
         torch.manual_seed(0)
         config = CtxGpt2Config(

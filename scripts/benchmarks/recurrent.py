@@ -68,7 +68,7 @@ def run(settings: Settings) -> Iterator[Result]:
     """
     device, dtype = settings.torch_device, settings.torch_dtype
     for case in CASES:
-        if settings.selects(case.name):
+        if settings.select_row(case.name):
             torch.manual_seed(0)
             forward, reference_forward = _BUILDERS[case.architecture](case, device, dtype)
             with torch.no_grad():

@@ -67,7 +67,7 @@ def run(settings: Settings) -> Iterator[Result]:
             )
 
     for name in ("as opened", "prepared"):
-        if not settings.selects(name):
+        if not settings.select_row(name):
             continue
         model = CtxBertModel.from_pretrained(path).to(settings.device)
         if name == "prepared":

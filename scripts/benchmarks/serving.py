@@ -52,7 +52,7 @@ class Result:
 def run(settings: Settings, cases: Sequence[Case] = CASES) -> Iterator[Result]:
     """Measure all cases on a CPU; the runtimes choose their kernels, and onnxruntime is always in float32."""
     for case in cases:
-        if not settings.selects(case.title):
+        if not settings.select_row(case.title):
             continue
         torch.manual_seed(0)
         with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:

@@ -28,7 +28,7 @@ class Settings:
         metadata={"help": "Directory with the word similarity and analogy tests of the suite static-quality."},
     )
     epochs: int = field(default=5, metadata={"help": "Epochs of the suite static-quality."})
-    names: list[str] = field(default_factory=list, init=False)  # of the rows of the suite, selected or not
+    row_names: list[str] = field(default_factory=list, init=False)  # of the suite, selected or not
 
     @property
     def torch_device(self) -> torch.device:
@@ -44,7 +44,7 @@ class Settings:
         """Autocast to the precision; float32 disables it."""
         return torch.autocast(self.torch_device.type, self.torch_dtype, enabled=self.dtype != "float32")
 
-    def selects(self, name: str) -> bool:
-        """Whether a word of a row's name starts with `only`, or `only` is not set; records the name."""
-        self.names.append(name)
+    def select_row(self, name: str) -> bool:
+        """Add a row to `row_names`; returns whether a word of its name starts with `only`, or `only` is not set."""
+        self.row_names.append(name)
         return self.only is None or f" {self.only}" in f" {name}"

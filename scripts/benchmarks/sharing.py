@@ -50,7 +50,7 @@ class Result:
 def run(settings: Settings) -> Iterator[Result]:
     """Run the four sharing scopes at each embedding size; the name of an embedding size is, for example, "E=128"."""
     for embedding_size in EMBEDDING_SIZES:
-        if settings.selects(f"E={embedding_size}"):
+        if settings.select_row(f"E={embedding_size}"):
             yield from _run_embedding_size(embedding_size, settings)
 
 

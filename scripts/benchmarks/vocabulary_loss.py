@@ -37,7 +37,7 @@ def run(settings: Settings) -> Iterator[Result]:
     """Run each shape; its name is the number of targets."""
     device = settings.torch_device
     for targets, width, vocab_size in SHAPES:
-        if not settings.selects(str(targets)):
+        if not settings.select_row(str(targets)):
             continue
         torch.manual_seed(0)
         hidden_states = torch.randn(targets, width, device=device, requires_grad=True)

@@ -104,7 +104,7 @@ def run_speed(settings: Settings) -> Iterator[Speed]:
     """Time `repeats` epochs of each architecture in both implementations in turn."""
     text = Text.load(settings.dataset)
     for architecture in LEARNING_RATES:
-        if settings.selects(architecture):
+        if settings.select_row(architecture):
             examples = _examples("word2vec", architecture, text, seed=0)
             hf_ctxmodels, gensim = [], []
             for seed in range(settings.repeats):
@@ -126,7 +126,7 @@ def run_quality(settings: Settings) -> Iterator[Quality]:
     for method in [
         f"{implementation}, {name}" for name in LEARNING_RATES for implementation in ("hf_ctxmodels", "gensim")
     ] + ["hf_ctxmodels, GloVe"]:
-        if not settings.selects(method):
+        if not settings.select_row(method):
             continue
         implementation, _, architecture = method.partition(", ")
         values: dict[str, list[float]] = {}
