@@ -11,6 +11,7 @@ parts are skipped. Several processes, also on different machines, can share the 
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +19,7 @@ from pathlib import Path
 from transformers.utils import logging
 
 from hf_ctxmodels.comparison.plan import located_errors, read_plan
-from hf_ctxmodels.comparison.processes import TimeIsUpError
+from hf_ctxmodels.comparison.processes import TimeIsUpError, failure_line
 from hf_ctxmodels.comparison.results import REPORT_FILE, RESULTS_FILE, TABLE_FILE, write_results
 from hf_ctxmodels.comparison.runner import MINUTE, Comparison
 from hf_ctxmodels.core.command_line import parse_arguments, with_first_flag
@@ -85,28 +86,41 @@ def main() -> None:
         for table in result.tables:
             print(f"{table.title}\n\n{table.markdown()}\n")
     print(f"{RESULTS_FILE}, {TABLE_FILE}, {REPORT_FILE} and figures in {arguments.output_dir}")
+    _raise_first("runs", errors)
+
+
+def _raise_first(description: str, errors: Sequence[CtxError]) -> None:
+    """Raise the first of several errors, if any, with their number."""
     if errors:
         first = errors[0]
-        raise CtxError(
-            f"Failed runs: {len(errors)}. The first error: {first.message}", location=first.location, hint=first.hint
-        )
+        message = f"Failed {description}: {len(errors)}. The first error: {first.message}"
+        raise CtxError(message, location=first.location, hint=first.hint)
 
 
 def print_dry_run(comparison: Comparison) -> None:
-    """Measure each variant, and print the size and duration of its runs."""
-    total = 0.0
+    """Measure each variant, and print the size and duration of its runs; raises CtxError afterwards if some failed."""
+    total, errors = 0.0, dict[str, CtxError]()
     names = ("run", "parameters", "steps", "words", "duration")
     print("{:<28}{:>14}{:>12}{:>16}{:>12}".format(*names))
     for run in comparison.selected_runs():
-        with located_errors(run.variant.name):
-            size = comparison.size(run.variant)
-            steps = comparison.total_steps(run, size)
+        name = run.variant.name
+        if name in errors:
+            continue
+        try:
+            with located_errors(name):
+                size = comparison.size(run.variant)
+                steps = comparison.total_steps(run, size)
+        except CtxError as error:
+            print_status(f"{name} failed: {failure_line(error)}")
+            errors[name] = error
+            continue
         seconds = steps * size.seconds_per_step
         total += seconds
         print(
-            f"{f'{run.variant.name}, {run.budget}, seed {run.seed}':<28}{size.parameters:>14,}{steps:>12,}"
+            f"{f'{name}, {run.budget}, seed {run.seed}':<28}{size.parameters:>14,}{steps:>12,}"
             f"{round(steps * size.words_per_step):>16,}{timedelta(seconds=round(seconds))!s:>12}"
         )
+    _raise_first("variants", [*errors.values()])
     num_checkpoints = comparison.plan.checkpoints + 1
     measures = ", ".join(measure.name for measure in comparison.plan.measures)
     print(

@@ -133,8 +133,9 @@ def test_errors_of_trials_name_the_variant(folder, tmp_path, monkeypatch, capsys
     monkeypatch.setattr("hf_ctxmodels.comparison.runner.measure_size", fail)
     monkeypatch.setattr(Comparison, "tokenizer", lambda comparison, variant: tmp_path)
     comparison = Comparison(read_plan(folder / "plan.yaml", folder), tmp_path)
-    with pytest.raises(CtxError, match="gpt2, step 1"):
+    with pytest.raises(CtxError, match=r"Failed variants: 2.*\n.*gpt2, step 1"):
         print_dry_run(comparison)
+    assert re.findall("(.*) failed: no memory", capsys.readouterr().err) == ["gpt2", "cbow"]
     assert [error.location for error in comparison.run(lambda: None)] == [
         f"{run.name}, step 1" for run in comparison.selected_runs()
     ]
