@@ -77,8 +77,12 @@ def require_writable(directory: str | Path, flag: str) -> None:
 def check_output_directory(
     directory: str | Path, names: Iterable[str], *, flag: str, overwrite: bool, model: str | Path | None = None
 ) -> None:
-    """Raise CtxError if the directory cannot be written to, is the directory of `model`, contains one of the files
-    without `overwrite`, or contains a directory with the name of a file (a name with a suffix)."""
+    """Raise CtxError if the directory cannot be written to, is the directory of `model`, contains one of the outputs
+    without `overwrite`, or contains a directory with the name of an output file.
+
+    Args:
+        names: Outputs in the directory; a name with a suffix is a file, any other name a file or a directory.
+    """
     require_writable(directory, flag)
     directory = Path(directory)
     if model is not None and Path(model).is_dir() and directory.resolve() == Path(model).resolve():

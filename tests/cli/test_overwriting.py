@@ -173,6 +173,13 @@ def test_folders_with_the_name_of_an_output_file_are_not_replaced(overwrite, tmp
     assert (tmp_path / "config.json").is_dir()
 
 
+def test_directories_with_a_suffix_are_output_directories(tmp_path) -> None:
+    directory = tmp_path / "v1.2"
+    for _ in range(2):
+        check_output_directory(directory, ("config.json",), flag="--output_dir", overwrite=False)
+        directory.mkdir(exist_ok=True)
+
+
 def test_devices_are_not_replaced(tmp_path, capsys) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
