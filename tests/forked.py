@@ -76,6 +76,8 @@ def execute(command: list[str], cwd: str, environment: dict[str, str], streams: 
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
+    # The first call in a fork replaces torch's thread pool; if two threads do it at once, torch aborts the process.
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
     if command[0] == "-c":
         sys.argv = ["-c", *command[2:]]
         exec(compile(command[1], "<string>", "exec"), {"__name__": "__main__"})
