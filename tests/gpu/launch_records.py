@@ -14,12 +14,15 @@ import transformers
 from torch import Tensor
 
 import hf_ctxmodels
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences
+from hf_ctxmodels.layers.recurrent.rnn import LSTM
 from hf_ctxmodels.training.optimizers import ScaledAdamW
 
 torch.set_num_threads(1)
 VOCAB_SIZE, LENGTH, HEAD_DIM = 50, 10, 64
 LAYERS = 2, 3  # more than one, since the last layer computes fewer tokens
 BATCH_SIZES = 8, 32
+LSTM_STEPS = 4, 8
 CONDITIONS = {"flash": ((9, 0), True), "float32": ((7, 5), False)}  # capability, autocast
 
 
@@ -115,6 +118,19 @@ def count_optimizer_launches(num_layers: int) -> int:
     return record.launches.total()
 
 
+def count_lstm_launches(num_steps: int) -> int:
+    """Launches of the forward and backward pass of an LSTM layer with clipping, which cuDNN does not have."""
+    layer = LSTM(5, 6, projection_size=4, cell_clip=3.0, projection_clip=3.0)
+    with gpu.simulated_device():
+        gpu.to_device(layer)
+        tokens = torch.ones(BATCH_SIZES[0], num_steps, dtype=torch.bool).to("cuda")
+        packing = PackedSequences.build(tokens, directions=len(layer.bias))
+        inputs = torch.randn(len(layer.bias), tokens.numel(), 5).to("cuda").requires_grad_()
+        with gpu.recording() as record:
+            layer(inputs, packing)[0].sum().backward()
+    return record.launches.total()
+
+
 if __name__ == "__main__":
     for family in sys.argv[1:]:
         for condition in CONDITIONS:
@@ -123,4 +139,7 @@ if __name__ == "__main__":
                 record[str(batch_size)] = count_per_layer(family, hf_ctxmodels, batch_size, condition)
             record["transformers"] = count_per_layer(family, transformers, BATCH_SIZES[0], condition)
             print(json.dumps(record), flush=True)
-    print(json.dumps({"optimizer": [count_optimizer_launches(layers) for layers in LAYERS]}))
+    optimizer_launches = [count_optimizer_launches(layers) for layers in LAYERS]
+    short, long = (count_lstm_launches(steps) for steps in LSTM_STEPS)
+    per_step = (long - short) / (LSTM_STEPS[1] - LSTM_STEPS[0])
+    print(json.dumps({"optimizer": optimizer_launches, "clipped_lstm_step": per_step}))

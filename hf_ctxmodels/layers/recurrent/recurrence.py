@@ -57,25 +57,25 @@ class _StepProduct:
     """Repeated products with the transpose of a weight, (directions, out, in)."""
 
     def __init__(self, weight: Tensor, num_steps: int) -> None:
-        self.weights: Sequence[Tensor] = weight.unbind()
+        self.weight = weight
+        self.matrices: Sequence[Tensor] = weight.unbind()
         self.uses_onednn = can_use_onednn(weight, bfloat16=True)
         if self.uses_onednn and num_steps >= _MIN_PREPACKED_STEPS:
-            self.weights = [prepack_weight(matrix) for matrix in self.weights]
+            self.matrices = [prepack_weight(matrix) for matrix in self.matrices]
 
     def add_to(self, target: Tensor, left: Tensor) -> None:
         """Compute `target += left @ weight.T`, both (directions, rows, ...)."""
-        for direction, rows, weight in zip(target, left, self.weights, strict=True):
-            if self.uses_onednn and len(rows):
-                direction.add_(onednn_linear(rows, weight))
-            else:
-                direction.addmm_(rows, weight.T)
+        if not self.uses_onednn or not left.shape[1]:
+            target.baddbmm_(left, self.weight.mT)
+            return
+        for direction, rows, matrix in zip(target, left, self.matrices, strict=True):
+            direction.add_(onednn_linear(rows, matrix))
 
     def __call__(self, left: Tensor) -> Tensor:
         """(directions, rows, in) -> (directions, rows, out)."""
-        pairs = zip(left, self.weights, strict=True)
-        if self.uses_onednn and left.shape[1]:
-            return torch.stack([onednn_linear(rows, weight) for rows, weight in pairs])
-        return torch.stack([rows @ weight.T for rows, weight in pairs])
+        if not self.uses_onednn or not left.shape[1]:
+            return left @ self.weight.mT
+        return torch.stack([onednn_linear(*pair) for pair in zip(left, self.matrices, strict=True)])
 
 
 def _sum_products(left: Tensor, right: Tensor) -> Tensor:
@@ -128,8 +128,10 @@ def run_lstm(
         new_cell.addcmul_(in_gate, candidate)
         if options.cell_clip is not None:
             new_cell.clamp_(-options.cell_clip, options.cell_clip)
-        unprojected = out_gate * new_cell.tanh()
-        new_hidden.copy_(unprojected if project is None else project(unprojected))
+        if project is None:
+            torch.mul(out_gate, new_cell.tanh(), out=new_hidden)
+        else:
+            new_hidden.copy_(project(out_gate * new_cell.tanh()))
         if options.projection_clip is not None:
             new_hidden.clamp_(-options.projection_clip, options.projection_clip)
         if options.step_mask is not None:
@@ -157,9 +159,21 @@ def lstm_gradients(
     size, num_steps = cells.shape[2], len(options.steps)
     backpropagate_state = _StepProduct(state_weight.transpose(1, 2), num_steps)
     backpropagate_projection = None if projection is None else _StepProduct(projection.transpose(1, 2), num_steps)
-    d_gates = torch.empty_like(gates)  # before their non-linearities
     d_pre_clip = d_outputs.clone()  # of the outputs before clipping
     tanh_cells, previous_cells = cells.tanh(), _previous_states(cell, cells, options)
+    # in all steps at once: the derivatives by which a step multiplies the gradients
+    d_gates = torch.empty_like(gates)  # before their non-linearities
+    one = gates.new_ones(())
+    in_gate, forget, candidate, out_gate = gates.split(size, -1)
+    d_in, d_forget, d_candidate, d_out_gate = d_gates.split(size, -1)
+    torch.addcmul(in_gate, in_gate, in_gate, value=-1, out=d_in).mul_(candidate)
+    torch.addcmul(forget, forget, forget, value=-1, out=d_forget).mul_(previous_cells)
+    torch.addcmul(one, candidate, candidate, value=-1, out=d_candidate).mul_(in_gate)
+    torch.addcmul(out_gate, out_gate, out_gate, value=-1, out=d_out_gate).mul_(tanh_cells)
+    del previous_cells
+    cell_derivatives = torch.addcmul(one, tanh_cells, tanh_cells, value=-1).mul_(out_gate)
+    is_clipped_output = None if options.projection_clip is None else outputs.abs() >= options.projection_clip
+    is_clipped_cell = None if options.cell_clip is None else cells.abs() >= options.cell_clip
     d_hidden, d_cell = d_last_hidden[:, :0], d_last_cell[:, :0]
     stop = gates.shape[1]
     for rows in reversed(options.steps):
@@ -167,24 +181,22 @@ def lstm_gradients(
         if rows > later_rows:  # rows whose last token is in this step
             d_hidden = torch.cat([d_hidden, d_last_hidden[:, later_rows:rows]], 1)
             d_cell = torch.cat([d_cell, d_last_cell[:, later_rows:rows]], 1)
-        in_gate, forget, candidate, out_gate = gates[:, step].split(size, -1)
-        tanh_cell = tanh_cells[:, step]
         d_output = d_pre_clip[:, step].add_(d_hidden)
         if options.step_mask is not None:
             is_padding = ~options.step_mask[:, step]
             d_carried_hidden, d_carried_cell = d_output * is_padding, d_cell * is_padding
             d_output.masked_fill_(is_padding, 0)
             d_cell = d_cell.masked_fill(is_padding, 0)
-        _zero_clipped_(d_output, outputs[:, step], options.projection_clip)
+        if is_clipped_output is not None:
+            d_output.masked_fill_(is_clipped_output[:, step], 0)
         d_unprojected = d_output if backpropagate_projection is None else backpropagate_projection(d_output)
-        d_cell = torch.addcmul(d_cell, d_unprojected * out_gate, 1 - tanh_cell.square())
-        _zero_clipped_(d_cell, cells[:, step], options.cell_clip)
-        d_in, d_forget, d_candidate, d_out_gate = d_gates[:, step].split(size, -1)
-        torch.mul(d_cell * candidate, in_gate - in_gate.square(), out=d_in)
-        torch.mul(d_cell * previous_cells[:, step], forget - forget.square(), out=d_forget)
-        torch.mul(d_cell * in_gate, 1 - candidate.square(), out=d_candidate)
-        torch.mul(d_unprojected * tanh_cell, out_gate - out_gate.square(), out=d_out_gate)
-        d_cell, d_hidden = d_cell * forget, backpropagate_state(d_gates[:, step])
+        d_cell = torch.addcmul(d_cell, d_unprojected, cell_derivatives[:, step])
+        if is_clipped_cell is not None:
+            d_cell.masked_fill_(is_clipped_cell[:, step], 0)
+        d_step_gates = d_gates[:, step]
+        d_step_gates[..., : 3 * size].unflatten(-1, (3, size)).mul_(d_cell[:, :, None])
+        d_step_gates[..., 3 * size :].mul_(d_unprojected)
+        d_cell, d_hidden = d_cell * forget[:, step], backpropagate_state(d_step_gates)
         if options.step_mask is not None:
             d_cell, d_hidden = d_cell + d_carried_cell, d_hidden + d_carried_hidden
         if options.restarts is not None:
@@ -194,14 +206,8 @@ def lstm_gradients(
     d_state_weight = _sum_products(d_gates, _previous_states(hidden, outputs, options))
     d_projection = None
     if projection is not None:
-        d_projection = _sum_products(d_pre_clip, gates[..., 3 * size :] * tanh_cells)
+        d_projection = _sum_products(d_pre_clip, out_gate * tanh_cells)
     return d_gates, d_hidden, d_cell, d_state_weight, d_projection
-
-
-def _zero_clipped_(gradient: Tensor, values: Tensor, clip: float | None) -> None:
-    """Zero the gradient of clipped values, in place."""
-    if clip is not None:
-        gradient.masked_fill_(values.abs() >= clip, 0)
 
 
 def run_gru(
