@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from fork_server import ForkServer
 
+from hf_ctxmodels.registry import FAMILIES
+
 FOLDER = Path(__file__).parent
 # packed and padded, float32 and half precision, batches of the package's collators and other tensors
 CONDITIONS = "packed-float32-collated,padded-autocast-collated,packed-autocast-plain,padded-float32-plain"
@@ -27,6 +29,8 @@ REPRESENTATIVES = [
     "glove-AutoModelForPreTraining",
     "unilm-AutoModelForSeq2SeqLM",
 ]
+# not pretrained on a text file, or with sparse gradients, which the simulated device does not clip
+EXCLUDED_FROM_TRAINING = ("cvt", "cove", "infersent", "laser", "lmseq2seq", "glove")
 # their random views differ between the devices
 RANDOM_CASES = ("cvt-AutoModelForSequenceClassification", "cvt-AutoModelForTokenClassification")
 
@@ -98,7 +102,11 @@ def test_host_waits_at_most_once(records: Records) -> None:
     "families",
     [
         pytest.param(["electra", "Trainer"], id="quick"),
-        pytest.param(["bert", "t5", "xlnet", "gpt2", "elmo", "ulmfit", "unilm"], id="others", marks=pytest.mark.slow),
+        pytest.param(
+            [name for name in FAMILIES if name not in ("electra", *EXCLUDED_FROM_TRAINING)],
+            id="others",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_training_step_does_not_wait(families: list[str], run_on_simulated_device: Callable[..., Records]) -> None:

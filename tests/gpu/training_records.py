@@ -24,7 +24,8 @@ from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.training_step import TrainingStep
 
 MEASURED_STEP = 3  # earlier steps initialize the optimizer
-VOCABULARY_SIZES = {"t5": 170, "gpt2": 300, "bart": 300}  # including 100 sentinels or 256 bytes
+# including 100 sentinels or 256 bytes
+VOCABULARY_SIZES = {"t5": 170, **dict.fromkeys(("gpt2", "gpt3", "grover", "roberta", "bart"), 300)}
 
 
 class LastStepError(Exception):
