@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from zoo import Batch, Case, LowRank, assert_close, assert_same_gradients, gradients
 
 from hf_ctxmodels.core.errors import CtxError
@@ -94,6 +95,18 @@ class TestPaths:
             outputs, expected = compiled(**batch, mems=mems), model.xlnet(**batch, mems=mems)
         assert_close(outputs.last_hidden_state, expected.last_hidden_state)
         assert_close(outputs.mems[-1], expected.mems[-1])
+
+    @pytest.mark.slow
+    def test_two_graphs_for_all_lengths(self) -> None:
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        model = MODEL.model(num_hidden_layers=1)
+        compiled = torch.compile(model, backend=counter)
+        for length in (11, 8, 14, 9):
+            batch = make_batch((length, length, length))
+            expected = gradients(model, model(**batch).loss)
+            assert_same_gradients(gradients(model, compiled(**batch).loss), expected)
+        assert counter.frame_count == 2
 
     def test_gradient_checkpointing_preserves_gradients(self) -> None:
         results = []

@@ -480,25 +480,35 @@ def check_permutation(
                 "target_positions requires permutation_order: otherwise each target could attend to itself.",
                 hint="pass permutation_order (batch, length), as the data collator does, or perm_mask.",
             )
-        positions = host_copy(target_positions)
-        columns = positions.clamp(0, length - 1)
-        is_outside = (positions < -1) | (positions >= length)
-        problems = {f", outside [0, length={length}) and not -1 (no target).": is_outside}
-        if permutation_order is not None:
-            is_visible = host_copy(permutation_order).gather(1, columns) < 0
-            problems[", which has rank -1 in permutation_order and is visible to all positions."] = is_visible
-        if token_mask is not None:
-            problems[", where attention_mask is 0 (padding)."] = ~host_copy(token_mask).gather(1, columns)
-        for problem, is_invalid in problems.items():
-            is_invalid = is_invalid & (positions != NO_TARGET)
-            hint = "choose positions of real tokens to predict, or -1."
-            _reject_elements("target_positions", positions, is_invalid, problem, hint)
+        _check_target_positions(target_positions, permutation_order, token_mask, length)
     if permutation_order is not None:
         problem = "; expected ranks 0, 1, ..., or -1 for positions that are visible to all."
         ranks = host_copy(permutation_order)
         _reject_elements("permutation_order", ranks, ranks < -1, problem, "use such ranks.")
     hidden_pairs = None if perm_mask is None else perm_mask > 0
     return {"order": permutation_order, "hidden_pairs": hidden_pairs, "target_positions": target_positions}
+
+
+def _check_target_positions(
+    target_positions: Tensor, permutation_order: Tensor | None, token_mask: Tensor | None, length: int
+) -> None:
+    """Raise CtxError for a target that cannot be predicted; skipped in traced graphs, for which the length in a message
+    would be a constant."""
+    if is_traced(target_positions):
+        return
+    positions = host_copy(target_positions)
+    columns = positions.clamp(0, length - 1)
+    is_outside = (positions < -1) | (positions >= length)
+    problems = {f", outside [0, length={length}) and not -1 (no target).": is_outside}
+    if permutation_order is not None:
+        is_visible = host_copy(permutation_order).gather(1, columns) < 0
+        problems[", which has rank -1 in permutation_order and is visible to all positions."] = is_visible
+    if token_mask is not None:
+        problems[", where attention_mask is 0 (padding)."] = ~host_copy(token_mask).gather(1, columns)
+    for problem, is_invalid in problems.items():
+        is_invalid = is_invalid & (positions != NO_TARGET)
+        hint = "choose positions of real tokens to predict, or -1."
+        _reject_elements("target_positions", positions, is_invalid, problem, hint)
 
 
 def check_target_labels(labels: Tensor, target_positions: Tensor | None, target_mapping: Tensor | None) -> None:
