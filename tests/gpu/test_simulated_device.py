@@ -149,3 +149,10 @@ def test_host_copies_are_valid_until_changed(run_on_simulated_device: Callable[.
     assert len(records) == 7
     assert all(record["equal"] for record in records), records
     assert {record["change"] for record in records if record.get("reads") == 0} >= {"none"}
+
+
+def test_mixed_devices_raise(run_on_simulated_device: Callable[..., Records]) -> None:
+    """As in CUDA, except for scalars and indices on the CPU."""
+    records = run_on_simulated_device("mixed_device_records.py")
+    assert len(records) == 6
+    assert {record["combination"] for record in records if not record["raises"]} == {"scalar", "index"}
