@@ -14,7 +14,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host, to_device
+from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host, to_device, true_indices
 from hf_ctxmodels.core.inputs import span_boundaries
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts
 from hf_ctxmodels.layers.common import HookPoint, get_activation
@@ -222,8 +222,9 @@ class _Boundaries:
     def __init__(self, labels: Tensor, boundary_labels: Tensor, max_targets: int) -> None:
         length, device = labels.shape[1], labels.device
         labels, boundary_labels = host_copy(labels), host_copy(boundary_labels)
-        rows, columns = (boundary_labels != IGNORE_INDEX).nonzero(as_tuple=True)
-        before, after = (ends[rows, columns] for ends in span_boundaries(labels != IGNORE_INDEX))
+        targets = true_indices(boundary_labels != IGNORE_INDEX)
+        rows, columns = targets // length, targets % length
+        before, after = (ends.flatten()[targets] for ends in span_boundaries(labels != IGNORE_INDEX))
         offsets = columns - before - 1
         is_invalid = (before < 0) | (after >= length) | (offsets < 0) | (offsets >= max_targets)
         if not is_traced(labels) and bool(is_invalid.any()):
