@@ -28,7 +28,7 @@ from hf_ctxmodels.architectures.query_encoding import (
 )
 from hf_ctxmodels.core.caches import PreallocatedCache
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.host_copies import host_copy, select_true, to_device
+from hf_ctxmodels.core.host_copies import host_copy, select_true, to_device, true_indices
 from hf_ctxmodels.core.inputs import (
     check_ids,
     check_padding_mask,
@@ -214,8 +214,8 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
             states_by_set = [*states[:, first_query:].chunk(num_sets, 1)]
         else:
             set_index = torch.arange(num_sets, device=device).repeat_interleave(num_steps)
-            set_of_state = set_index.expand_as(is_selected)[is_selected]
-            set_indices = ((set_of_state == index).nonzero().squeeze(1) for index in range(num_sets))
+            set_of_state = select_true(set_index.expand_as(is_selected), is_selected)
+            set_indices = (true_indices(set_of_state == index) for index in range(num_sets))
             states_by_set = [states[to_device(indices, states.device)] for indices in set_indices]
         steps = slice(first_query, first_query + num_steps)
         return states_by_set, _recorded_outputs(outputs, source.width, steps)

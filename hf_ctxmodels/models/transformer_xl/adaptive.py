@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.host_copies import on_host
+from hf_ctxmodels.core.host_copies import on_host, true_indices
 from hf_ctxmodels.layers.common import embedding_matrix
 
 
@@ -131,7 +131,7 @@ class AdaptiveSoftmax(nn.Module):
 
 def _rows_between(targets: Tensor, start: int, end: int) -> Tensor:
     """Indices of the targets from `start` to before `end`."""
-    return on_host(lambda ids: ((ids >= start) & (ids < end)).nonzero()[:, 0], targets)
+    return on_host(lambda ids: true_indices((ids >= start) & (ids < end)), targets)
 
 
 def _require_loaded(weight: Tensor, states: Tensor) -> None:

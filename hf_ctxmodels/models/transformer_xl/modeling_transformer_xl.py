@@ -231,7 +231,7 @@ class CtxTransformerXLForCausalLM(GenerationWithMemory, heads.ForCausalLM, CtxTr
             states = select_true(states, target_mask) if computes_logits else states
             heads.check_classes(targets, self.config.vocab_size, "labels", "vocab_size")
             # on the host, where the softmax reads the clusters of the targets
-            selected_targets = on_host(lambda ids, mask: ids[mask], targets, target_mask)
+            selected_targets = on_host(select_true, targets, target_mask)
             total = self.softmax.loss(states, selected_targets, embedding).sum()
             loss = heads.mean_over_targets(total, targets, "labels", num_items_in_batch)
         return CtxTransformerXLForCausalLMOutput(
