@@ -44,6 +44,7 @@ HEADS_WITHOUT_GRAPH_BREAKS = [
     "spanbert-AutoModelForPreTraining",
     "unilm-AutoModelForSeq2SeqLM",
     "transformer_xl-AutoModelForCausalLM",
+    "elmo-AutoModelForPreTraining",
 ]
 
 

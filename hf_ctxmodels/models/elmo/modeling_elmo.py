@@ -221,7 +221,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
                 loss = heads.loss_from_logits(logits, labels, num_items_in_batch)
             else:
                 if not computes_all_positions:
-                    target_mask = on_host(lambda mask: mask[mask.any(-1)], target_mask)
+                    target_mask = on_host(lambda mask: select_true(mask, mask.any(-1)), target_mask)
                 loss = heads.language_modeling_loss(
                     self.decoder, select_true(top, target_mask), labels, num_items_in_batch, summed_loss=sampled_loss
                 )
