@@ -24,6 +24,7 @@ from hf_ctxmodels.comparison.results import REPORT_FILE, RESULTS_FILE, TABLE_FIL
 from hf_ctxmodels.comparison.runner import MINUTE, Comparison
 from hf_ctxmodels.core.command_line import parse_arguments, with_first_flag
 from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import require_writable
@@ -52,7 +53,12 @@ class CompareArguments:
 def main() -> None:
     """Run the plan, and print the tables."""
     argv = with_first_flag(sys.argv[1:], "plan")
-    (arguments,) = parse_arguments(CompareArguments, description=__doc__, argv=argv, essential=("plan", "output_dir"))
+    arguments, placement = parse_arguments(
+        *(CompareArguments, (DeviceArguments, ["device"])),
+        description=__doc__,
+        argv=argv,
+        essential=("plan", "output_dir"),
+    )
     require_writable(arguments.output_dir, "--output_dir")
     logging.disable_progress_bar()  # of loading each checkpoint
     for number in (signal.SIGTERM, signal.SIGHUP):  # and stop training, see `run_command`
@@ -70,6 +76,7 @@ def main() -> None:
         seeds=arguments.seeds or None,
         deadline=deadline,
         timing_seconds=timing_seconds,
+        device=placement.device,
     )
     for family, reason in plan.excluded.items():
         print(f"excluded: {family}, since {reason}")

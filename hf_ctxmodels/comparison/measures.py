@@ -17,7 +17,7 @@ from hf_ctxmodels.analysis.probing.probing_run import ProbingData, ProbingRun, b
 from hf_ctxmodels.analysis.probing.training import ProbeTraining
 from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
-from hf_ctxmodels.comparison.processes import package_command, run_command
+from hf_ctxmodels.comparison.processes import device_flags, package_command, run_command
 from hf_ctxmodels.compression.finetuning_flags import finetuning_sections
 from hf_ctxmodels.core.command_line import parse_arguments, recipe_flags, shown_fields
 from hf_ctxmodels.core.console import print_status
@@ -82,17 +82,24 @@ class MeasuredCheckpoint:
         folder: Directory for temporary files.
         seed: Seed of the run, which measures with random choices use too.
         held_out: Held-out documents of the training text.
+        device: See `Comparison`.
     """
 
     path: Path
     folder: Path
     seed: int
     held_out: Documents
+    device: str | None = None
 
     @cached_property
     def config(self) -> Any:
         """The configuration."""
         return load_config(self.path)
+
+    def open(self, auto_class: str) -> tuple[Any, Any]:
+        """The model, on the device, and its tokenizer."""
+        model, tokenizer = load_model_and_tokenizer(str(self.path), auto_class)
+        return place_model(model, self.device), tokenizer
 
 
 @dataclass(kw_only=True)
@@ -171,7 +178,7 @@ class MinimalPairs(Measure):
             score_kind: str = likelihood_kind(model, tokenizer)
         except CtxError:
             return None
-        place_model(model)
+        place_model(model, checkpoint.device)
         score_texts = partial(score, model, tokenizer, batch_size=self.batch_size)
         values = _pair_values(self.pairs, lambda texts: [text.log_probability for text in score_texts(texts)])
         if detects_replaced_tokens(model):
@@ -223,8 +230,7 @@ class HeldOutPerplexity(Measure):
         """Perplexity per word, and the fraction of unknown tokens, which make it too low."""
         if saved_language_model_class(checkpoint.config) != "AutoModelForCausalLM":
             return None
-        model, tokenizer = load_model_and_tokenizer(str(checkpoint.path), "AutoModelForCausalLM")
-        place_model(model)
+        model, tokenizer = checkpoint.open("AutoModelForCausalLM")
         texts = map(" ".join, islice(checkpoint.held_out, self.documents))
         result = measure_perplexity(model, tokenizer, texts, max_length=self.max_length)
         return Evaluation({"per_word": result.per_word, "unknown": result.unknown / result.tokens})
@@ -273,7 +279,7 @@ class PretrainingLoss(Measure):
         except CtxError as error:
             print_status(f"{self.name} is not measured: {error}")
             return None
-        place_model(evaluation.model)
+        place_model(evaluation.model, checkpoint.device)
         values = _evaluation_metrics(evaluation.loss(self.batch_size), self.metric)
         if self.metric not in values:
             print_status(f"{self.name} is not measured: {evaluation.name} has no {self.metric} ({', '.join(values)})")
@@ -300,8 +306,8 @@ class Similarity(Measure):
 
     def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
         """Spearman's and Pearson's correlation."""
-        model, tokenizer = load_model_and_tokenizer(str(checkpoint.path), "AutoModel")
-        encode = partial(encode_sentences, place_model(model), tokenizer, pooling="mean", batch_size=self.batch_size)
+        model, tokenizer = checkpoint.open("AutoModel")
+        encode = partial(encode_sentences, model, tokenizer, pooling="mean", batch_size=self.batch_size)
         result = similarity(encode, read_test_pairs(self.file, self.columns))
         return Evaluation({"spearman": result.spearman, "pearson": result.pearson})
 
@@ -335,10 +341,10 @@ class Probing(Measure):
         _ = self.data
 
     def _run(self, checkpoint: MeasuredCheckpoint) -> ProbingRun:
-        model, tokenizer = load_model_and_tokenizer(str(checkpoint.path), "AutoModel")
+        model, tokenizer = checkpoint.open("AutoModel")
         training = ProbeTraining(epochs=self.epochs, min_steps=self.min_steps)
         options = ProbingOptions(training=training, rank=self.rank, code_length=False)
-        return ProbingRun(place_model(model).eval(), tokenizer, self.data, options, seeds=[checkpoint.seed])
+        return ProbingRun(model.eval(), tokenizer, self.data, options, seeds=[checkpoint.seed])
 
     def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
         """Score of the best layer on the test file, and its selectivity (score minus score of the control task)."""
@@ -376,9 +382,7 @@ class Senses(Measure):
 
     def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
         """Accuracy of the best layer."""
-        model, tokenizer = load_model_and_tokenizer(str(checkpoint.path), "AutoModel")
-        encoder = WordEncoder(place_model(model), tokenizer)
-        result = disambiguate(encoder, self.sentences, max_lemmas=self.max_lemmas)
+        result = disambiguate(WordEncoder(*checkpoint.open("AutoModel")), self.sentences, max_lemmas=self.max_lemmas)
         best = int(result.accuracy[0].argmax())
         most_frequent = float(result.most_frequent[0])
         values = {"accuracy": float(result.accuracy[0, best]), "layer": float(result.layers[best])}
@@ -454,7 +458,7 @@ class Finetuning(Measure):
         recipe_file = checkpoint.folder / f"{self.name}.yaml"
         recipe = self._recipe(checkpoint.path, checkpoint.seed, output)
         write_text_file(recipe_file, yaml.safe_dump(recipe, sort_keys=False))
-        command = ["finetune", self.task, "--recipe", str(recipe_file), "--overwrite"]
+        command = ["finetune", self.task, "--recipe", str(recipe_file), "--overwrite", *device_flags(checkpoint.device)]
         run_command(package_command(*command), output.with_suffix(".log"))
         values = _evaluation_metrics(TrainingSummary.load(output).metrics, self.metric)
         shutil.rmtree(output)

@@ -36,6 +36,11 @@ def package_command(*arguments: object, accelerate: Mapping[str, str] | None = N
     return [sys.executable, *launcher, "-m", "hf_ctxmodels", *map(str, arguments)]
 
 
+def device_flags(device: str | None) -> list[str]:
+    """Flags of a command for a device; none for the default device."""
+    return [] if device is None else ["--device", device]
+
+
 def run_command(command: list[str], log: Path, deadline: float | None = None) -> ProcessCost:
     """Run a command with its output in a log file.
 

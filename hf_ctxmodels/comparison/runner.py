@@ -18,7 +18,7 @@ import yaml
 import hf_ctxmodels
 from hf_ctxmodels.comparison.measures import DataFile, Evaluation, Measure, MeasuredCheckpoint, Values
 from hf_ctxmodels.comparison.plan import Plan, Run, Variant, digest, located_errors
-from hf_ctxmodels.comparison.processes import TimeIsUpError, failure_line, package_command, run_command
+from hf_ctxmodels.comparison.processes import TimeIsUpError, device_flags, failure_line, package_command, run_command
 from hf_ctxmodels.comparison.sizing import RunSize, checkpoint_steps, measure_size
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
@@ -76,6 +76,7 @@ class Comparison:
         deadline: Time (`time.monotonic`) after which no part starts and training is interrupted; None for no limit.
         timing_seconds: Seconds for which the steps of each variant are timed; 0 for a minute if the budget has
             minutes, and a few seconds otherwise.
+        device: Device of pretraining and measures; None for the default, see `select_device`.
     """
 
     plan: Plan
@@ -84,6 +85,7 @@ class Comparison:
     seeds: list[int] | None = None
     deadline: float | None = None
     timing_seconds: float = 0.0
+    device: str | None = None
 
     def __post_init__(self) -> None:
         if not self.timing_seconds:
@@ -208,7 +210,7 @@ class Comparison:
             if not file.exists():
                 self._check_time()
                 print_status(f"measuring the steps of {variant.name} for {self.timing_seconds:g} seconds")
-                measure_size(self.plan, variant, tokenizer, self.timing_seconds).save(file)
+                measure_size(self.plan, variant, tokenizer, self.timing_seconds, self.device).save(file)
         return RunSize.load(file)
 
     def _finish(self, run: Run, description: str) -> bool:
@@ -268,7 +270,7 @@ class Comparison:
         recipe_file = folder / "recipe.yaml"
         header = f"# hf_ctxmodels {hf_ctxmodels.__version__}, digest {run.digest}\n"
         write_text_file(recipe_file, header + yaml.safe_dump(recipe, sort_keys=False))
-        command = ["pretrain", "--recipe", recipe_file, "--output_dir", folder, "--resume"]
+        command = ["pretrain", "--recipe", recipe_file, "--output_dir", folder, "--resume", *device_flags(self.device)]
         log = self.folder / "logs" / f"{run.name.replace('/', '-')}.log"
         cost = run_command(package_command(*command, accelerate=plan.accelerate), log, self.deadline)
         write_text_file(folder / _COST_FILE, json.dumps(cost._asdict()) + "\n")
@@ -279,7 +281,7 @@ class Comparison:
         # the final model has averaged weights if the optimizer averages
         path = folder if step == total else checkpoint_path(folder, step)
         start = time.monotonic()
-        result = measure.evaluate(MeasuredCheckpoint(path, file.parent, run.seed, self.documents[1]))
+        result = measure.evaluate(MeasuredCheckpoint(path, file.parent, run.seed, self.documents[1], self.device))
         content = (result or Evaluation({}))._asdict() | {"seconds": time.monotonic() - start}
         write_text_file(file, json.dumps(content, indent=2) + "\n")
         names = ", ".join(_non_finite(content["values"]))

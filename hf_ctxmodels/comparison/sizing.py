@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hf_ctxmodels.comparison.flops import flop_counter
 from hf_ctxmodels.comparison.plan import Plan, Variant, recipe_argv
+from hf_ctxmodels.comparison.processes import device_flags
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import read_json
@@ -86,12 +87,13 @@ def checkpoint_steps(total_steps: int, number: int) -> list[int]:
 
 
 @restore_determinism()
-def measure_size(plan: Plan, variant: Variant, tokenizer: Path, seconds: float) -> RunSize:
+def measure_size(plan: Plan, variant: Variant, tokenizer: Path, seconds: float, device: str | None = None) -> RunSize:
     """Train in a temporary directory for one step to count FLOPs, and for some seconds to time the steps."""
     with tempfile.TemporaryDirectory() as folder:
         argv = ["--family", variant.family, "--dataset", *plan.dataset, "--tokenizer", str(tokenizer)]
         argv += ["--validation_fraction", str(plan.validation_fraction), "--seed", str(plan.seeds[0])]
         argv += ["--max_steps", str(_MANY_STEPS), "--output_dir", folder, *recipe_argv(variant.recipe, variant.name)]
+        argv += device_flags(device)
         arguments, loop_arguments = parse_arguments(PretrainingArguments, LoopArguments, argv=argv)
         run = prepare_pretraining(arguments, replace(loop_arguments, output_dir=folder))
         documents = run.documents

@@ -16,6 +16,7 @@ from forked import ForkedProcess, run_forked
 
 from hf_ctxmodels.analysis.figures import Figure
 from hf_ctxmodels.cli.compare import print_dry_run
+from hf_ctxmodels.comparison.measures import Finetuning, MeasuredCheckpoint
 from hf_ctxmodels.comparison.plan import read_plan
 from hf_ctxmodels.comparison.runner import Comparison
 from hf_ctxmodels.core.errors import CtxError
@@ -127,7 +128,7 @@ def test_tables_and_report(finished_dir):
 
 
 def test_errors_of_trials_name_the_variant(folder, tmp_path, monkeypatch, capsys):
-    def fail(plan, variant, tokenizer, seconds):
+    def fail(plan, variant, tokenizer, seconds, device):
         raise CtxError("no memory", location="step 1")
 
     monkeypatch.setattr("hf_ctxmodels.comparison.runner.measure_size", fail)
@@ -139,6 +140,30 @@ def test_errors_of_trials_name_the_variant(folder, tmp_path, monkeypatch, capsys
     assert [error.location for error in comparison.run(lambda: None)] == [
         f"{run.name}, step 1" for run in comparison.selected_runs()
     ]
+
+
+def test_all_parts_use_the_device(folder, finished_dir, tmp_path, monkeypatch):
+    """Each part fails for a device that does not exist."""
+    device = "cuda:99"
+    plan = read_plan(folder / "plan.yaml", folder)
+    options = {"only": ["gpt2"], "timing_seconds": TIMED_SECONDS}
+    comparison = Comparison(plan, tmp_path / "new", **options, device=device)
+    monkeypatch.setattr(Comparison, "tokenizer", lambda *args: finished.tokenizer_folder(run.variant))
+    finished = Comparison(plan, finished_dir, **options)
+    run = finished.selected_runs()[0]
+    with pytest.raises(CtxError, match=f"no device {device}"):
+        comparison.size(run.variant)
+    shutil.copytree(finished_dir / "sizes", tmp_path / "new" / "sizes")
+    errors = comparison.run(lambda: None)
+    assert len(errors) == len(plan.seeds)
+    assert all(f"no device {device}" in str(error) for error in errors)
+    (tmp_path / "rows.csv").write_text("text,label\na man ran,a\nso it is,b\n")
+    monkeypatch.chdir(tmp_path)
+    finetuning = Finetuning(name="classes", train_file="rows.csv", validation_file="rows.csv")
+    checkpoint = MeasuredCheckpoint(finished.run_folder(run), tmp_path, 0, finished.documents[1], device)
+    for measure in (*plan.measures[:4], finetuning):
+        with pytest.raises(CtxError, match=f"no device {device}"):
+            measure.evaluate(checkpoint)
 
 
 def test_dry_run_refuses_time_limit(folder):
