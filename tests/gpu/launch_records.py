@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import simulated_device as gpu  # before torch
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 import hf_ctxmodels
+from hf_ctxmodels.compression.low_bits.modules import FakeQuantizedLinear
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
 from hf_ctxmodels.training.optimizers import ScaledAdamW
@@ -131,6 +132,20 @@ def count_lstm_launches(num_steps: int) -> int:
     return record.launches.total()
 
 
+def count_quantization_launches() -> int:
+    """Launches of a linear layer with fake quantization of weight and input, beyond those of the layer without."""
+    linear = nn.Linear(12, 16)
+    launches = []
+    for layer in (linear, FakeQuantizedLinear.from_module(linear, bits=4, groups=8)):
+        with gpu.simulated_device():
+            gpu.to_device(layer)
+            inputs = torch.randn(BATCH_SIZES[0], 12).to("cuda").requires_grad_()
+            with gpu.recording() as record:
+                layer(inputs).sum().backward()
+        launches.append(record.launches.total())
+    return launches[1] - launches[0]
+
+
 if __name__ == "__main__":
     for family in sys.argv[1:]:
         for condition in CONDITIONS:
@@ -139,7 +154,10 @@ if __name__ == "__main__":
                 record[str(batch_size)] = count_per_layer(family, hf_ctxmodels, batch_size, condition)
             record["transformers"] = count_per_layer(family, transformers, BATCH_SIZES[0], condition)
             print(json.dumps(record), flush=True)
-    optimizer_launches = [count_optimizer_launches(layers) for layers in LAYERS]
     short, long = (count_lstm_launches(steps) for steps in LSTM_STEPS)
-    per_step = (long - short) / (LSTM_STEPS[1] - LSTM_STEPS[0])
-    print(json.dumps({"optimizer": optimizer_launches, "clipped_lstm_step": per_step}))
+    counts = {
+        "optimizer": [count_optimizer_launches(layers) for layers in LAYERS],
+        "clipped_lstm_step": (long - short) / (LSTM_STEPS[1] - LSTM_STEPS[0]),
+        "fake_quantization": count_quantization_launches(),
+    }
+    print(json.dumps(counts))

@@ -123,8 +123,8 @@ def test_training_step_does_not_wait(families: list[str], run_on_simulated_devic
     ],
 )
 def test_launches_per_layer(families: list[str], run_on_simulated_device: Callable[..., Records]) -> None:
-    """At most as many as in transformers, for any batch size; the optimizer's do not grow with the model, and the
-    steps of a clipped LSTM, which cuDNN does not have, launch few."""
+    """At most as many as in transformers, for any batch size; the optimizer's do not grow with the model; the steps of
+    a clipped LSTM, which cuDNN does not have, and the fake quantization of a linear layer launch few."""
     *records, further_counts = run_on_simulated_device("launch_records.py", *families)
     assert {record["family"] for record in records} == set(families)
     for record in records:
@@ -134,6 +134,7 @@ def test_launches_per_layer(families: list[str], run_on_simulated_device: Callab
     small, large = further_counts["optimizer"]
     assert small == large < 36
     assert further_counts["clipped_lstm_step"] <= 22
+    assert further_counts["fake_quantization"] <= 26
 
 
 def test_generation_waits_once_per_step(run_on_simulated_device: Callable[..., Records]) -> None:

@@ -4,7 +4,6 @@ A group of consecutive output rows has a range [minimum, maximum], divided into 
 `minimum + code * step` (Q-BERT, Shen et al. 2019, equation 2 and section 3.2).
 """
 
-import math
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -35,26 +34,47 @@ def _expand_to_rows(values: Tensor, rows: int) -> Tensor:
     return values.repeat_interleave(-(-rows // len(values)))[:rows, None]
 
 
-@torch.no_grad()
 def quantize_groups(weight: Tensor, bits: int, groups: int) -> GroupCodes:
     """Quantize a (rows, columns) weight to 2 to 8 bits in groups of rows, at most one for each row."""
-    weight = weight.detach().float()
-    rows = len(weight)
-    group_rows = -(-rows // groups)
-    padding = 0, -rows % group_rows
-    minimum = F.pad(weight.amin(1), padding, value=math.inf).view(-1, group_rows).amin(1)
-    maximum = F.pad(weight.amax(1), padding, value=-math.inf).view(-1, group_rows).amax(1)
-    step = (maximum - minimum) / (2**bits - 1)
-    step = step.where(step > 0, 1.0)
-    codes = ((weight - _expand_to_rows(minimum, rows)) / _expand_to_rows(step, rows)).round_().clamp_(0, 2**bits - 1)
-    return GroupCodes(codes.to(torch.uint8), minimum, step)
+    codes, minimum, step = _float_codes(weight, bits, groups)
+    return GroupCodes(codes.flatten(0, 1)[: len(weight)].to(torch.uint8), minimum.flatten(), step.flatten())
 
 
 def fake_quantize(weight: Tensor, bits: int, groups: int) -> Tensor:
     """The dequantized weight, with a straight-through gradient (Bengio et al. 2013, arXiv 1308.3432; Q-BERT's equation
     3)."""
-    values = quantize_groups(weight, bits, groups).dequantize().to(weight.dtype)
-    return weight + (values - weight).detach() if torch.is_grad_enabled() and weight.requires_grad else values
+    codes, minimum, step = _float_codes(weight, bits, groups)
+    values = codes.mul_(step).add_(minimum).flatten(0, 1)[: len(weight)]
+    return _StraightThrough.apply(weight, values.to(weight.dtype))
+
+
+@torch.no_grad()
+def _float_codes(weight: Tensor, bits: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(groups, rows, columns) float32 codes, and (groups, 1, 1) values of code 0 and differences of consecutive codes.
+
+    If the last group has fewer rows than the others, the last row of the weight is repeated.
+    """
+    weight = weight.float()
+    group_rows = -(-len(weight) // groups)
+    if missing_rows := -len(weight) % group_rows:
+        weight = torch.cat([weight, weight[-1:].expand(missing_rows, -1)])
+    weight = weight.view(-1, group_rows, weight.shape[1])
+    minimum, maximum = (values[:, None, None] for values in weight.flatten(1).aminmax(dim=1))
+    step = (maximum - minimum) / (2**bits - 1)
+    step = step.where(step > 0, 1.0)
+    return (weight - minimum).div_(step).round_().clamp_(0, 2**bits - 1), minimum, step
+
+
+class _StraightThrough(torch.autograd.Function):
+    """The second argument, whose gradient is passed to the first."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, values: Tensor) -> Tensor:
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
@@ -78,7 +98,7 @@ def round_activations(states: Tensor) -> Tensor:
     """Fake-quantize activations to 8 bits with one scale per token, with a straight-through gradient."""
     rows = states.detach().reshape(-1, states.shape[-1]).float()
     values = quantize_tokens(rows).dequantize().view(states.shape).to(states.dtype)
-    return states + (values - states).detach() if torch.is_grad_enabled() and states.requires_grad else values
+    return _StraightThrough.apply(states, values)
 
 
 class FakeQuantizedLinear(nn.Linear):
