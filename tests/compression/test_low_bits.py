@@ -90,6 +90,19 @@ def test_fake_quantization_rounds_to_nearest_level(subtests: pytest.Subtests) ->
     assert torch.equal(fake_quantize(constant, 2, 2), constant)
 
 
+def test_gradients_per_example_equal_gradients_of_examples() -> None:
+    layer = FakeQuantizedLinear.from_module(nn.Linear(6, 4), bits=4, groups=2)
+    inputs = torch.randn(3, 6)
+
+    def loss(parameters: dict[str, Tensor], states: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, parameters, (states[None],)).square().sum()
+
+    gradients = torch.func.vmap(torch.func.grad(loss), (None, 0))(dict(layer.named_parameters()), inputs)
+    for number, states in enumerate(inputs):
+        expected = torch.autograd.grad(layer(states[None]).square().sum(), (layer.weight, layer.bias))
+        torch.testing.assert_close((gradients["weight"][number], gradients["bias"][number]), expected)
+
+
 def test_power_iteration_finds_largest_eigenvalue() -> None:
     """For the Hessian of two weights of a small network, also if the eigenvalue is negative."""
     torch.manual_seed(0)

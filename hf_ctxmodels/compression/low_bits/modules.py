@@ -66,11 +66,17 @@ def _float_codes(weight: Tensor, bits: int, groups: int) -> tuple[Tensor, Tensor
 
 
 class _StraightThrough(torch.autograd.Function):
-    """The second argument, whose gradient is passed to the first."""
+    """The second argument, with the derivative of the identity with respect to the first."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, source: Tensor, values: Tensor) -> Tensor:
+    def forward(source: Tensor, values: Tensor) -> Tensor:
         return values
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        """Nothing to save: the method makes the function usable in `torch.func`."""
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
