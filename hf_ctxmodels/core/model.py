@@ -16,7 +16,6 @@ from transformers.core_model_loading import WeightTransform
 
 from hf_ctxmodels.core.adapter_support import (
     ADAPTER_KEYS,
-    ADAPTERS_FOLDER,
     PeftConfigAttribute,
     newly_initialized_modules,
     report_unloaded_adapters,
@@ -25,7 +24,7 @@ from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copies_of_inputs
 from hf_ctxmodels.core.inputs import check_encoder_input
-from hf_ctxmodels.core.output_files import TOKENIZERS_FOLDER, apply_umask
+from hf_ctxmodels.core.output_files import apply_umask
 from hf_ctxmodels.core.remote_code import InstalledCode, without_remote_code
 from hf_ctxmodels.core.structure import STRUCTURE_CHANGES, structure_changes
 from hf_ctxmodels.core.tensor_parallel import (
@@ -51,6 +50,7 @@ class CtxPreTrainedModel(PreTrainedModel):
         reinitialized_weights: Names of the re-initialized weights, see `downstream.finetuning.reinitialization`.
         save_hooks: Hooks of a base model that `save_pretrained` and `export_reference` of the base model and its heads
             call.
+        hook_folders: Folders of a saved model that the hooks of a base model write.
         regularizers: Functions of a base model that return a loss term of its heads in training, a scalar or None.
         peft_config: Adapter name -> configuration, after PEFT has adapted the model.
         is_encoder_frozen: Whether the encoder remains in evaluation mode, see `training.freezing.freeze_encoder`.
@@ -79,6 +79,7 @@ class CtxPreTrainedModel(PreTrainedModel):
     num_new_tokens: int = 0
     reinitialized_weights: tuple[str, ...] = ()
     save_hooks: Sequence[SaveHook] = ()
+    hook_folders: Sequence[str] = ()
     regularizers: Sequence[Callable[[], Tensor | None]] = ()
     peft_config = PeftConfigAttribute()
     is_encoder_frozen: bool = False
@@ -255,13 +256,14 @@ class CtxPreTrainedModel(PreTrainedModel):
     def _upload_modified_files(
         self, working_dir: str | Path, repo_id: str, files_timestamps: dict[str, float], **kwargs: Any
     ) -> Any:
-        """Upload as in transformers, which uploads files and folders of files; the folders of save hooks are nested."""
+        """Upload as in transformers, and the folders of save hooks: transformers uploads no nested folders, and the hooks
+        write before it reads `files_timestamps`."""
         times = {path.name: path.stat().st_mtime for path in Path(working_dir).iterdir()}
-        hook_folders = {ADAPTERS_FOLDER, TOKENIZERS_FOLDER} & times.keys()
+        hook_folders = times.keys() & self.base_model.hook_folders
         if not hook_folders:
             return super()._upload_modified_files(working_dir, repo_id, files_timestamps, **kwargs)
         unmodified = {name for name, saved in files_timestamps.items() if name in times and times[name] <= saved}
-        unmodified -= hook_folders  # written before the time stamps are read
+        unmodified -= hook_folders
         api, revision = HfApi(token=kwargs.pop("token", None)), kwargs.get("revision")
         if revision is not None and not revision.startswith("refs/pr"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
