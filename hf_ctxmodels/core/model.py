@@ -256,8 +256,8 @@ class CtxPreTrainedModel(PreTrainedModel):
     def _upload_modified_files(
         self, working_dir: str | Path, repo_id: str, files_timestamps: dict[str, float], **kwargs: Any
     ) -> Any:
-        """Upload as in transformers, and the folders of save hooks: transformers uploads no nested folders, and the hooks
-        write before it reads `files_timestamps`."""
+        """Upload as in transformers, and the folders of save hooks: transformers uploads no nested folders, and reads
+        `files_timestamps` after the hooks."""
         times = {path.name: path.stat().st_mtime for path in Path(working_dir).iterdir()}
         hook_folders = times.keys() & self.base_model.hook_folders
         if not hook_folders:
