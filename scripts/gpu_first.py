@@ -308,7 +308,7 @@ def flex(device: torch.device, arguments: GpuArguments) -> Iterator[Result]:
     targets = torch.arange(length // 4, device=device).expand(batch, -1)
     ranks = torch.arange(length, device=device).expand(batch, -1)
     ranks = ranks.where(ranks < targets.shape[1], -1)
-    # a CPU build of FlexAttention has one number of queries, but XLNet's last layer has only those of the targets
+    # On a CPU, FlexAttention may fail to compile for a second number of queries: the last layer has only the targets.
     streams = {"permutation_order": ranks, "target_positions": targets} if is_cuda else {}
     bias_bytes = batch * num_heads * length**2 * (2 if is_cuda else 4)
     torch.manual_seed(0)

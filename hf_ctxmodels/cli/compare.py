@@ -54,7 +54,8 @@ def main() -> None:
     """Run the plan, and print the tables."""
     argv = with_first_flag(sys.argv[1:], "plan")
     arguments, placement = parse_arguments(
-        *(CompareArguments, (DeviceArguments, ["device"])),
+        CompareArguments,
+        (DeviceArguments, ["device"]),
         description=__doc__,
         argv=argv,
         essential=("plan", "output_dir"),
@@ -106,7 +107,8 @@ def _raise_first(description: str, errors: Sequence[CtxError]) -> None:
 
 def print_dry_run(comparison: Comparison) -> None:
     """Measure each variant, and print the size and duration of its runs; raises CtxError afterwards if some failed."""
-    total, errors = 0.0, dict[str, CtxError]()
+    total = 0.0
+    errors: dict[str, CtxError] = {}  # by variant
     names = ("run", "parameters", "steps", "words", "duration")
     print("{:<28}{:>14}{:>12}{:>16}{:>12}".format(*names))
     for run in comparison.selected_runs():

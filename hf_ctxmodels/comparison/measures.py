@@ -97,7 +97,7 @@ class MeasuredCheckpoint:
         return load_config(self.path)
 
     def open(self, auto_class: str) -> tuple[Any, Any]:
-        """The model, on the device, and its tokenizer."""
+        """Load the model on the device, and its tokenizer."""
         model, tokenizer = load_model_and_tokenizer(str(self.path), auto_class)
         return place_model(model, self.device), tokenizer
 

@@ -220,15 +220,16 @@ def push_files(
 
 def _push_failure(error: Exception) -> tuple[str, str]:
     """Message and hint for a failed push; the upload of a large file raises a RuntimeError with the cause."""
-    again = "run the command again; the repository is unchanged, and uploaded files are not sent again."
+    retry_hint = "run the command again; the repository is unchanged, and uploaded files are not sent again."
     cause = error if isinstance(error, HfHubHTTPError) else error.__cause__
     if not isinstance(cause, HfHubHTTPError):
         message = f"The Hub could not be reached, or the upload was interrupted: {error}"
-        return message, f"check the connection and {again}"
+        return message, f"check the connection and {retry_hint}"
     status = cause.response.status_code if cause.response is not None else 0
     if status in (401, 403):
         reason = (cause.server_message or "no write access").rstrip(".")
         hint = "set --token or HF_TOKEN to a token with write access to this repository, or run `hf auth login`."
         return f"The Hub refused the token: {reason}.", hint
     prefix = "" if cause is error else f"{error} "
-    return f"The Hub refused the push: {prefix}{cause}", again if status >= 500 else "follow the message of the Hub."
+    hint = retry_hint if status >= 500 else "follow the message of the Hub."
+    return f"The Hub refused the push: {prefix}{cause}", hint

@@ -97,12 +97,12 @@ def table(results: Sequence[Result]) -> str:
 
 def _row(result: Result) -> str:
     measurements = list(result.measurements.values())
-    ours, *peers = measurements
+    package, *others = measurements
     times = [f"{item.seconds * 1e3:.0f} ms ± {item.spread / 2:.0%}" for item in measurements]
     cells = [
         *(f"{size:,}" for size in result.shape),
         times[0],
-        *(f"{time} ({peer.seconds / ours.seconds:.2f}x)" for time, peer in zip(times[1:], peers, strict=True)),
+        *(f"{time} ({item.seconds / package.seconds:.2f}x)" for time, item in zip(times[1:], others, strict=True)),
         *(f"{item.peak_bytes / 2**20:.0f} MiB" for item in measurements),
         f"{result.difference:.0e}",
     ]

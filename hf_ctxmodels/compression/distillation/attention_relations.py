@@ -37,7 +37,7 @@ def relation_divergence(student: VectorPair, teacher: VectorPair, num_heads: int
 def _divergence(
     student_a: Tensor, student_b: Tensor, teacher_a: Tensor, teacher_b: Tensor, sequences: Tensor, pair_mask: Tensor
 ) -> Tensor:
-    """The sum over tokens, from (heads, length, d) vectors and the (heads,) sequences that they belong to."""
+    """The sum over tokens and heads, from (heads, length, d) vectors and the (heads,) indices of their sequences."""
     is_excluded = ~pair_mask[sequences]
     with without_autocast(pair_mask.device.type):
         log_relations, targets = (

@@ -161,7 +161,8 @@ def lstm_gradients(
     backpropagate_projection = None if projection is None else _StepProduct(projection.transpose(1, 2), num_steps)
     d_pre_clip = d_outputs.clone()  # of the outputs before clipping
     tanh_cells, previous_cells = cells.tanh(), _previous_states(cell, cells, options)
-    # in all steps at once: the derivatives by which a step multiplies the gradients
+    # The factors by which the loop multiplies the gradients, for all steps at once: s - s^2 is the derivative of a
+    # sigmoid s, 1 - t^2 of a tanh t.
     d_gates = torch.empty_like(gates)  # before their non-linearities
     one = gates.new_ones(())
     in_gate, forget, candidate, out_gate = gates.split(size, -1)

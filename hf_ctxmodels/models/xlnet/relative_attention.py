@@ -238,23 +238,20 @@ def flex_attention(
     """
     if dropout > 0:
         raise CtxError(
-            f"FlexAttention has no dropout, but that of the attention probabilities is {dropout:g}.",
+            f"FlexAttention has no dropout, but the dropout of the attention probabilities is {dropout:g}.",
             hint="set attention_probs_dropout_prob=0.0 in the configuration, or use attn_implementation='sdpa'.",
         )
     scores_by_distance = _scores_by_distance((query + biases.position) * scaling, relative)
     segment_scores = _segment_difference(query, biases) * scaling
-    offsets, query_segments, key_segments = (
-        pattern.distance_offsets[..., 0],
-        pattern.query_segments,
-        pattern.key_segments,
-    )
+    offsets = pattern.distance_offsets[..., 0]
+    query_segments, key_segments = pattern.query_segments, pattern.key_segments
 
-    def add_terms(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        score = score + scores_by_distance[batch, head, query, offsets[batch, query] + key]
+    def add_terms(score: Tensor, batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        score = score + scores_by_distance[batch, head, i, offsets[batch, i] + j]
         if query_segments is None or key_segments is None:
             return score
-        differs = query_segments[batch, query] != key_segments[batch, key]
-        return score + torch.where(differs, segment_scores[batch, head, query], 0.0)
+        differs = query_segments[batch, i] != key_segments[batch, j]
+        return score + torch.where(differs, segment_scores[batch, head, i], 0.0)
 
     content = (query + biases.content).to(query.dtype)
     context = compile_friendly_flex_attention(
@@ -281,7 +278,10 @@ def _scores_by_distance(query: Tensor, relative: Tensor) -> Tensor:
 
 
 def _segment_difference(query: Tensor, biases: RelativeBiases) -> Tensor:
-    """(batch, heads, queries) segment term of keys in another segment, less the term of keys in the same segment, to
-    which a softmax is invariant: it is a constant per query."""
+    """(batch, heads, queries) segment term of keys in another segment minus the term of keys in the same segment.
+
+    With the difference for keys in another segment and 0 for others, the scores of a query change by a constant, to
+    which the softmax is invariant.
+    """
     same_segment, other_segment = biases.segment_embeddings.unbind()
     return torch.einsum("bihd,hd->bhi", query + biases.segment, other_segment - same_segment)
