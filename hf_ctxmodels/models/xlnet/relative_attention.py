@@ -242,7 +242,8 @@ def flex_attention(
             hint="set attention_probs_dropout_prob=0.0 in the configuration, or use attn_implementation='sdpa'.",
         )
     scores_by_distance = _scores_by_distance((query + biases.position) * scaling, relative)
-    segment_scores = _segment_difference(query, biases) * scaling
+    # in float32, since the gradient of a score is a sum over the keys, accumulated in its data type
+    segment_scores = _segment_difference(query, biases).float() * scaling
     offsets = pattern.distance_offsets[..., 0]
     query_segments, key_segments = pattern.query_segments, pattern.key_segments
 
