@@ -1,13 +1,16 @@
-"""Suite `serving`: inference of BERT on a CPU by transformers, onnxruntime, OpenVINO and hf_ctxmodels.
+"""Suite `serving`: inference of BERT on a CPU by transformers, onnxruntime, OpenVINO and hf_ctxmodels, in float32 or
+bfloat16, and in int8 by OpenVINO and hf_ctxmodels.
 
 Each runtime has its own process, because thread pools of several runtimes in one process disturb each other. The
 processes run in turns, so that drift of the machine affects all of them equally.
 """
 
+import logging
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,16 +21,18 @@ from benchmarks.batches import random_lengths
 from benchmarks.cases import FILL, Case
 from benchmarks.encoders import build_model
 from benchmarks.measure import Measurement
-from benchmarks.serving_processes import RUNTIMES, Batch, RuntimeProcess
+from benchmarks.serving_processes import OPENVINO_INT8, Batch, RuntimeProcess, installed_runtimes
 from benchmarks.settings import Settings
+from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.inference.exporting import export_model
 
 SETTING = (
     "BERT with random weights, one process per runtime, in turns; 'batches' are 64 sequences of 4 to 128 tokens (mean "
     "46) in batches of 16, padded to the longest, in random order or sorted by length; 'one sentence' has 32 tokens; "
     "onnxruntime and OpenVINO run the files of `hf-ctxmodels export`, OpenVINO with the hint LATENCY; onnxruntime "
-    "is always in float32; speed is relative to transformers; difference is the largest one from hf_ctxmodels, "
-    "relative to the largest value."
+    "is always in float32; OpenVINO int8 is quantized by nncf with 64 random sequences (no rows without nncf), and "
+    "hf_ctxmodels int8 as by `hf-ctxmodels export int8`, with other layers in float32; speed is relative to "
+    "transformers; difference is the largest one from hf_ctxmodels, relative to the largest value."
 )
 CASES = [Case("bert", "inference", layers, width, 128, 16, FILL, None, None) for layers, width in ((4, 256), (12, 768))]
 _NUM_BATCHES = 4
@@ -59,7 +64,7 @@ def run(settings: Settings, cases: Sequence[Case] = CASES) -> Iterator[Result]:
             folder = Path(directory)
             inputs = random_inputs(case, write_models(case, folder))
             threads = torch.get_num_threads()
-            processes = {name: RuntimeProcess(name, folder, settings.dtype, threads) for name in RUNTIMES}
+            processes = {name: RuntimeProcess(name, folder, settings.dtype, threads) for name in installed_runtimes()}
             for process in processes.values():
                 stack.callback(process.close)
             for name, batches in inputs.items():
@@ -75,7 +80,26 @@ def write_models(case: Case, folder: Path) -> int:
     examples = [{"input_ids": ids[:, start:], "attention_mask": torch.ones_like(ids[:, start:])} for start in (0, 2)]
     export_model(model, examples, folder / "model.onnx", "onnx")
     export_model(model, examples, folder / "model.xml", "openvino")
+    if OPENVINO_INT8 in installed_runtimes():
+        _quantize_openvino(folder, case, model.config.vocab_size)
+    quantize_model(model, CtxInt8Config())
+    model.save_pretrained(folder / "int8")
     return model.config.vocab_size
+
+
+def _quantize_openvino(folder: Path, case: Case, vocab_size: int) -> None:
+    """Quantize `model.xml` by nncf, as docs/how-to/serve.md does."""
+    import nncf
+    import openvino
+
+    nncf.set_log_level(logging.ERROR)
+    lengths = torch.cat([random_lengths(case) for _ in range(_NUM_BATCHES)])
+    rows = [torch.randint(vocab_size // 10, vocab_size, (1, length)) for length in lengths.tolist()]
+    texts = nncf.Dataset([{"input_ids": ids.numpy(), "attention_mask": torch.ones_like(ids).numpy()} for ids in rows])
+    program = openvino.Core().read_model(folder / "model.xml")
+    with redirect_stdout(sys.stderr):  # progress bars
+        quantized = nncf.quantize(program, texts, model_type=nncf.ModelType.TRANSFORMER)
+    openvino.save_model(quantized, folder / "int8.xml")
 
 
 def random_inputs(case: Case, vocab_size: int) -> Mapping[str, list[Batch]]:

@@ -3,6 +3,7 @@
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -30,6 +31,12 @@ def _load_prepared(folder: Path, dtype: str, threads: int) -> Forward:
     import hf_ctxmodels  # noqa: F401, registers the models
 
     return _torch_forward(folder / "model", dtype, threads, lambda model: model.prepare_for_inference())
+
+
+def _load_int8(folder: Path, dtype: str, threads: int) -> Forward:
+    import hf_ctxmodels  # noqa: F401, registers the models and their quantization
+
+    return _torch_forward(folder / "int8", "float32", threads)  # the layers that are not quantized
 
 
 def _torch_forward(
@@ -60,6 +67,14 @@ def _load_onnxruntime(folder: Path, dtype: str, threads: int) -> Forward:
 
 
 def _load_openvino(folder: Path, dtype: str, threads: int) -> Forward:
+    return _openvino_forward(folder / "model.xml", dtype, threads)
+
+
+def _load_openvino_int8(folder: Path, dtype: str, threads: int) -> Forward:
+    return _openvino_forward(folder / "int8.xml", dtype, threads)
+
+
+def _openvino_forward(file: Path, dtype: str, threads: int) -> Forward:
     import openvino
 
     options = {
@@ -67,17 +82,25 @@ def _load_openvino(folder: Path, dtype: str, threads: int) -> Forward:
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": "bf16" if dtype == "bfloat16" else "f32",
     }
-    model = openvino.Core().compile_model(folder / "model.xml", "CPU", options)
+    model = openvino.Core().compile_model(file, "CPU", options)
     return lambda batch: model(batch)["last_hidden_state"]
 
 
+OPENVINO_INT8 = "OpenVINO int8"
 RUNTIMES: dict[str, Load] = {
     "transformers": _load_transformers,
     "onnxruntime": _load_onnxruntime,
     "OpenVINO": _load_openvino,
     "hf_ctxmodels": _load_model,
     "hf_ctxmodels, prepared": _load_prepared,
+    OPENVINO_INT8: _load_openvino_int8,
+    "hf_ctxmodels int8": _load_int8,
 }
+
+
+def installed_runtimes() -> list[str]:
+    """Names of the runtimes to measure: all, except for OpenVINO int8 if nncf is not installed."""
+    return [name for name in RUNTIMES if name != OPENVINO_INT8 or find_spec("nncf") is not None]
 
 
 class RuntimeProcess:

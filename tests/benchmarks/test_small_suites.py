@@ -2,14 +2,25 @@
 their tables; the table of scripts/compare_compression.py."""
 
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import adapters, bands, compression, encoders, features, serving, sharing, vocabulary_loss
+from benchmarks import (
+    adapters,
+    bands,
+    compression,
+    encoders,
+    features,
+    serving,
+    serving_processes,
+    sharing,
+    vocabulary_loss,
+)
 from benchmarks.cases import Case
-from benchmarks.serving_processes import RUNTIMES
+from benchmarks.serving_processes import RUNTIMES, installed_runtimes
 from benchmarks.settings import Settings
 from commands import command_output, save, tiny_pair
 
@@ -107,10 +118,18 @@ def test_serving_suite(monkeypatch: pytest.MonkeyPatch) -> None:
         "batches sorted by length",
         "one sentence",
     ]
+    runtimes = installed_runtimes()
     for result in results:
-        assert [*result.measurements] == [*result.differences] == [*RUNTIMES]
-        assert max(result.differences.values()) < 1e-5
-    assert len(rows_of(serving.table(results))) == 3 * len(RUNTIMES)
+        assert [*result.measurements] == [*result.differences] == runtimes
+        assert all(1e-5 < result.differences[name] < 0.1 for name in runtimes if "int8" in name)
+        assert max(result.differences[name] for name in runtimes if "int8" not in name) < 1e-5
+    assert len(rows_of(serving.table(results))) == 3 * len(runtimes)
+
+
+@pytest.mark.parametrize("nncf", [None, ModuleSpec("nncf", None)])
+def test_serving_suite_has_openvino_int8_only_with_nncf(monkeypatch: pytest.MonkeyPatch, nncf: ModuleSpec) -> None:
+    monkeypatch.setattr(serving_processes, "find_spec", {"nncf": nncf}.get)
+    assert [name for name in RUNTIMES if name not in installed_runtimes()] == ([] if nncf else ["OpenVINO int8"])
 
 
 def test_sharing_suite(monkeypatch: pytest.MonkeyPatch) -> None:
