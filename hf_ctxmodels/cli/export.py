@@ -49,7 +49,7 @@ from hf_ctxmodels.inference.exporting import (
     inputs_for_texts,
 )
 from hf_ctxmodels.inference.prediction import finetuning_summary
-from hf_ctxmodels.tokenizers.base import limit_tokenizer_length
+from hf_ctxmodels.tokenizers.base import CtxTokenizer, limit_tokenizer_length
 from hf_ctxmodels.training.checkpoint_files import MANIFEST_FILE
 from hf_ctxmodels.training.model_loading import load_tokenizer
 from hf_ctxmodels.training.summary import SUMMARY_FILE
@@ -116,7 +116,7 @@ def reference() -> None:
             hint="fine-tune without --adapter, or use the model with this package.",
         )
     model: Any = load_saved_model(arguments.model)
-    _save_with_tokenizer(model, model.export_reference, arguments.model, arguments.output_dir)
+    _save_with_tokenizer(model, model.export_reference, arguments.model, arguments.output_dir, for_transformers=True)
     (name,) = read_json(Path(arguments.output_dir) / "config.json")["architectures"]
     print(f"{type(model).__name__} exported to {arguments.output_dir} as {name}")
     if (Path(arguments.model) / "modules.json").is_file():
@@ -315,17 +315,23 @@ def _check_directories(source: str, output_dir: str, overwrite: bool) -> None:
 
 
 def _save_with_tokenizer(
-    model: PreTrainedModel, save_model: Callable[[str], None], source: str, output_dir: str
+    model: PreTrainedModel,
+    save_model: Callable[[str], None],
+    source: str,
+    output_dir: str,
+    *,
+    for_transformers: bool = False,
 ) -> None:
     """Save a model by `save_model`, and the tokenizer of `source`, if it has one, with at most the model's input
-    length; files of a previous model are replaced."""
+    length; files of a previous model are replaced. With `for_transformers` the tokenizer opens without this package."""
     previous = (*MODEL_FILES, WEIGHT_SHARDS, *TOKENIZER_FILES, ADAPTERS_FOLDER, MANIFEST_FILE, SUMMARY_FILE)
     with replacing_files(output_dir, previous) as folder:
         save_model(str(folder))
         try:
             tokenizer = load_tokenizer(source)
             limit_tokenizer_length(tokenizer, model.config)
-            tokenizer.save_pretrained(folder)
+            has_reference = for_transformers and isinstance(tokenizer, CtxTokenizer)
+            (tokenizer.export_reference if has_reference else tokenizer.save_pretrained)(folder)
         except CtxError as error:
             print_status(f"The tokenizer is not saved: {error.message}")
 

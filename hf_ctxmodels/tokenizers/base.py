@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any, ClassVar, Self
 from weakref import WeakKeyDictionary
 
@@ -11,6 +12,8 @@ from tokenizers import AddedToken, processors
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TokenizersBackend
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.loading import read_json
+from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.core.remote_code import InstalledCode, get_remote_code_stub
 
 _NEW_TOKENS = "_new_tokens"  # keyword for the special tokens passed to `from_pretrained`
@@ -82,6 +85,26 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
         if (stub := get_remote_code_stub(self)) is not None:
             stub.write(save_directory)
         return super().save_pretrained(save_directory, *args, **kwargs)
+
+    def export_reference(self, save_directory: str | PathLike[str]) -> None:
+        """Save the tokenizer for transformers without this package, as a `PreTrainedTokenizerFast`.
+
+        A tokenizer that prepares texts in Python (`reads_unchanged_text`) has no such form, and is saved as by
+        `save_pretrained`.
+        """
+        if not self.reads_unchanged_text:
+            self.save_pretrained(save_directory)
+            return
+        super().save_pretrained(save_directory)
+        file = Path(save_directory) / "tokenizer_config.json"
+        config = read_json(file)
+        config.pop("auto_map", None)
+        if extra_tokens := config.pop("extra_special_tokens", None):
+            config["additional_special_tokens"] = extra_tokens  # the name in transformers 4, which 5 reads too
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+        for name in ("model_input_names", "padding_side", "truncation_side"):  # class attributes, which differ
+            config[name] = getattr(self, name)
+        write_text_file(file, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
     def set_template(self, single: str, pair: str) -> None:
         """Set the special tokens around one text, `$A`, and a pair, `$A` and `$B`, by templates of "token:segment",

@@ -49,6 +49,29 @@ def test_save_load_and_pickle(trained, tmp_path):
     assert len(trained) <= 400
 
 
+@pytest.mark.parametrize("family", [name for name in FAMILIES if FAMILIES[name].config.reference_model_types])
+def test_export_opens_without_this_package(family, tmp_path):
+    """As a class of transformers 4 and 5, with equal ids; XLM's needs its preparation of texts in Python."""
+    tokenizer = FAMILIES[family].tokenizer.train(TEXTS, 400, model_max_length=77)
+    tokenizer.export_reference(tmp_path)
+    if not tokenizer.reads_unchanged_text:
+        assert isinstance(AutoTokenizer.from_pretrained(tmp_path), type(tokenizer))
+        return
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert not {"auto_map", "extra_special_tokens"} & {*config}  # a list in transformers 5, a dictionary in 4
+    assert {path.name for path in tmp_path.iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": FAMILIES[family].config.reference_model_types[0]}))
+    exported = AutoTokenizer.from_pretrained(tmp_path)
+    assert type(exported) is transformers.PreTrainedTokenizerFast
+    texts = [*TEXTS[:20], *EDGE_CASE_TEXTS]
+    assert exported(texts).data == tokenizer(texts).data
+    assert exported(texts, texts[::-1], truncation=True).data == tokenizer(texts, texts[::-1], truncation=True).data
+    assert exported.special_tokens_map == tokenizer.special_tokens_map
+    assert (exported.all_special_ids, exported.model_max_length) == (tokenizer.all_special_ids, 77)
+    assert (exported.padding_side, exported.model_input_names) == (tokenizer.padding_side, tokenizer.model_input_names)
+
+
 def test_encode_ids_equals_tokenizer_call(trained):
     texts = [*TEXTS[:20], *EDGE_CASE_TEXTS, "", trained.unk_token or "a", " ".join(TEXTS)]
     expected = trained(texts, add_special_tokens=False)["input_ids"]
