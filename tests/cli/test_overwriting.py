@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import run_command, run_file, save, tiny_pair
+from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.conversion.word_vector_files import write_gensim
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.output_files import check_output_directory, replacing_files
-from hf_ctxmodels.tokenizers.base import CtxTokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTENT = "mine"
@@ -226,13 +226,13 @@ def test_interrupted_save_keeps_the_previous_files(command, tmp_path, monkeypatc
     previous = {out / name: f"{CONTENT} {name}" for name in (*names, "training_summary.json", shard)}
     for file, content in previous.items():
         file.write_text(content)
-    save_pretrained = CtxTokenizer.save_pretrained
+    save_pretrained = PreTrainedTokenizerBase.save_pretrained
 
-    def interrupt(self: Any, *arguments: Any) -> None:
-        save_pretrained(self, *arguments)
+    def interrupt(self: Any, *arguments: Any, **options: Any) -> None:
+        save_pretrained(self, *arguments, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(CtxTokenizer, "save_pretrained", interrupt)
+    monkeypatch.setattr(PreTrainedTokenizerBase, "save_pretrained", interrupt)
     assert run(f"{command.format(folder=tmp_path, out=out)} --overwrite", "") == 130
     assert "Traceback" not in capsys.readouterr().err
     assert {path: path.read_text() for path in out.rglob("*") if path.is_file()} == previous
