@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -48,9 +49,8 @@ class CtxPreTrainedModel(PreTrainedModel):
         newly_initialized_modules: Names of the modules that were missing in the checkpoint or have been re-initialized.
         num_new_tokens: Number of trailing word embeddings that were missing in the checkpoint.
         reinitialized_weights: Names of the re-initialized weights, see `downstream.finetuning.reinitialization`.
-        save_hooks: Hooks of a base model that `save_pretrained` and `export_reference` of the base model and its heads
-            call.
-        hook_folders: Folders of a saved model that the hooks of a base model write.
+        save_hooks: Folder in the directory of a saved model -> hook of a base model that writes it; `save_pretrained`
+            and `export_reference` of the base model and its heads call the hooks.
         regularizers: Functions of a base model that return a loss term of its heads in training, a scalar or None.
         peft_config: Adapter name -> configuration, after PEFT has adapted the model.
         is_encoder_frozen: Whether the encoder remains in evaluation mode, see `training.freezing.freeze_encoder`.
@@ -78,8 +78,7 @@ class CtxPreTrainedModel(PreTrainedModel):
     newly_initialized_modules: tuple[str, ...] = ()
     num_new_tokens: int = 0
     reinitialized_weights: tuple[str, ...] = ()
-    save_hooks: Sequence[SaveHook] = ()
-    hook_folders: Sequence[str] = ()
+    save_hooks: Mapping[str, SaveHook] = MappingProxyType({})
     regularizers: Sequence[Callable[[], Tensor | None]] = ()
     peft_config = PeftConfigAttribute()
     is_encoder_frozen: bool = False
@@ -259,7 +258,7 @@ class CtxPreTrainedModel(PreTrainedModel):
         """Upload as in transformers, and the folders of save hooks: transformers uploads no nested folders, and reads
         `files_timestamps` after the hooks."""
         times = {path.name: path.stat().st_mtime for path in Path(working_dir).iterdir()}
-        hook_folders = times.keys() & self.base_model.hook_folders
+        hook_folders = times.keys() & self.base_model.save_hooks.keys()
         if not hook_folders:
             return super()._upload_modified_files(working_dir, repo_id, files_timestamps, **kwargs)
         unmodified = {name for name, saved in files_timestamps.items() if name in times and times[name] <= saved}
@@ -278,7 +277,7 @@ class CtxPreTrainedModel(PreTrainedModel):
         is_main_process: bool = True,
         **kwargs: Any,
     ) -> dict[str, Tensor] | None:
-        for hook in self.base_model.save_hooks:
+        for hook in self.base_model.save_hooks.values():
             state_dict = hook(self, Path(directory), state_dict, is_main_process)
         return state_dict
 

@@ -102,7 +102,7 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
         if extra_tokens := config.pop("extra_special_tokens", None):
             config["additional_special_tokens"] = extra_tokens  # the name in transformers 4, which 5 reads too
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
-        for name in ("model_input_names", "padding_side", "truncation_side"):  # class attributes, which differ
+        for name in ("model_input_names", "padding_side", "truncation_side"):  # attributes of the class
             config[name] = getattr(self, name)
         write_text_file(file, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 

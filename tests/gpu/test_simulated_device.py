@@ -125,16 +125,16 @@ def test_training_step_does_not_wait(families: list[str], run_on_simulated_devic
 def test_launches_per_layer(families: list[str], run_on_simulated_device: Callable[..., Records]) -> None:
     """At most as many as in transformers, for any batch size; the optimizer's do not grow with the model; the steps of
     a clipped LSTM, which cuDNN does not have, and the fake quantization of a linear layer launch few."""
-    *records, further_counts = run_on_simulated_device("launch_records.py", *families)
+    *records, component_launches = run_on_simulated_device("launch_records.py", *families)
     assert {record["family"] for record in records} == set(families)
     for record in records:
         assert record["32"] == record["8"], record
         assert record["8"]["launches"] <= record["transformers"]["launches"], record
         assert record["8"]["views"] <= record["transformers"]["views"], record
-    small, large = further_counts["optimizer"]
+    small, large = component_launches["optimizer"]
     assert small == large < 36
-    assert further_counts["clipped_lstm_step"] <= 22
-    assert further_counts["fake_quantization"] <= 26
+    assert component_launches["clipped_lstm_step"] <= 22
+    assert component_launches["fake_quantization"] <= 26
 
 
 def test_generation_waits_once_per_step(run_on_simulated_device: Callable[..., Records]) -> None:

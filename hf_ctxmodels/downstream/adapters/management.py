@@ -127,8 +127,7 @@ def get_adapter_set(model: nn.Module) -> AdapterSet:
     if adapter_set is None:
         adapter_set = AdapterSet(base)
         base.adapter_set = adapter_set  # type: ignore[assignment]
-        base.save_hooks = [*base.save_hooks, adapter_set.save_with_model]
-        base.hook_folders = [*base.hook_folders, ADAPTERS_FOLDER]
+        base.save_hooks = {**base.save_hooks, ADAPTERS_FOLDER: adapter_set.save_with_model}
         base.regularizers = [*base.regularizers, adapter_set.regularization_loss]
     return adapter_set
 

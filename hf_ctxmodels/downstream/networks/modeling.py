@@ -97,7 +97,7 @@ class CtxTaskNetworkModel(CtxTaskNetworkPreTrainedModel):
             layer_norm=config.mix_layer_norm,
             dropout=config.feature_dropout,
         )
-        self.save_hooks, self.hook_folders = [_save_tokenizers], [TOKENIZERS_FOLDER]
+        self.save_hooks = {TOKENIZERS_FOLDER: _save_tokenizers}
         self.post_init()
 
     def load_tokenizers(self, locations: Mapping[str, tuple[str | Path, str]], **options: Any) -> None:
