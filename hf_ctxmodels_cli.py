@@ -88,6 +88,7 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
             "Train a tokenizer, and prepare data.",
             {
                 "tokenizer": Command("Train the tokenizer of a family.", "train_tokenizer"),
+                "prepare": Command("Tokenize a text once, for pretraining.", "prepare_corpus"),
                 "pairs": Command("Make source-target pairs for seq2seq: summaries or questions.", "data", "pairs"),
                 "units": Command("Collect phrases and entities for objectives that mask units.", "data", "units"),
                 "phrases": Command("Join the words of phrases, for vectors of phrases.", "data", "phrases"),
@@ -98,7 +99,6 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
         ),
     },
     "training": {
-        "prepare": Command("Tokenize a text once, for pretraining.", "prepare"),
         "pretrain": Command("Pretrain a model on raw text.", "pretrain"),
         "finetune": CommandGroup(
             "Fine-tune a model on a task.",
@@ -117,8 +117,13 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
     "use and evaluation": {
         "predict": Command("Predict labels, tags, answers or scores for the examples of a file.", "predict"),
         "generate": Command("Generate a text for each line of a file.", "generate"),
-        "encode": Command("Encode the sentences of a file as vectors.", "encode"),
-        "embed": Command("Embed the words of the sentences of a file in context.", "embed"),
+        "embed": CommandGroup(
+            "Compute the vectors of words in context, or of sentences.",
+            {
+                "words": Command("Vectors of the words of the sentences of a file, in context.", "embed_words"),
+                "sentences": Command("Vectors of the sentences of a file.", "embed_sentences"),
+            },
+        ),
         "evaluate": CommandGroup(
             "Evaluate a model.",
             {
@@ -155,10 +160,10 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
                 "behavior": Command("Behavioral tests: typos, negation, names, order.", "analyze_behavior"),
                 "compare": Command("Compare two language models word by word.", "analyze_compare"),
                 "report": Command("Write results of analyses as one HTML page.", "analyze_report"),
+                "explore": Command("Explore one or two models in a browser.", "analyze_explore"),
             },
         ),
         "compare": Command("Compare families: equal text, budget and measures.", "compare"),
-        "explore": Command("Explore one or two models in a browser.", "explore"),
     },
     "file formats and publication": {
         "convert": CommandGroup(

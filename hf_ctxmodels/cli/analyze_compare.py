@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from hf_ctxmodels.analysis.output_arguments import OutputArguments
 from hf_ctxmodels.analysis.word_arguments import short_names
 from hf_ctxmodels.analysis.word_comparison import TextComparison, WordScores, comparison_result, score_words
-from hf_ctxmodels.cli.encode import iterate_sentences
+from hf_ctxmodels.cli.embed_sentences import iterate_sentences
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.devices import DeviceArguments

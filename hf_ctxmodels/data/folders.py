@@ -17,7 +17,7 @@ from hf_ctxmodels.data.files import file_errors, file_system, open_file
 
 PARALLEL_READS = 8  # concurrent downloads, or files whose digests are computed
 _HINT = "check the URL, the credentials and the free disk space, and run the same command again."
-_CHANGED_HINT = "run `hf-ctxmodels prepare` with --merge, which checks all files."
+_CHANGED_HINT = "run `hf-ctxmodels data prepare` with --merge, which checks all files."
 
 
 @dataclass(frozen=True)

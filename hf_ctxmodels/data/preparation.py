@@ -267,12 +267,12 @@ class Preparation:
             raise CtxError(
                 f"{len(missing)} of {len(records)} parts are missing or damaged: {names}.",
                 location=str(self.folder),
-                hint="run `hf-ctxmodels prepare` with the same flags but without --merge.",
+                hint="run `hf-ctxmodels data prepare` with the same flags but without --merge.",
             )
         complete = [record for record in records if record is not None]
         corpus = PreparedCorpus(self.directory, self.identity, complete, self.family)
         if with_digests and (changed := self._changed_files(corpus)):
-            hint = "delete these files, and run `hf-ctxmodels prepare` with the same flags again."
+            hint = "delete these files, and run `hf-ctxmodels data prepare` with the same flags again."
             raise damaged_files_error(changed, str(self.folder), hint)
         if not any(TRAIN in record.files for record in complete):
             has_single = any(record.statistics[TRAIN].get(SINGLE_DOCUMENT_PARTS) for record in complete)

@@ -34,7 +34,7 @@ from hf_ctxmodels.data.files import DATA_SUFFIXES, compression_suffix, file_info
 from hf_ctxmodels.data.folders import LocalFolder
 
 FORMAT = 1
-_HINT = "run `hf-ctxmodels prepare` with the same flags again, which prepares missing parts."
+_HINT = "run `hf-ctxmodels data prepare` with the same flags again, which prepares missing parts."
 INDEX_FILE, IDENTITY_FILE = "prepared.json", "parts/identity.json"
 TOKENIZER_FOLDER = "tokenizer"
 TRAIN, VALIDATION = SPLITS = ("train", "validation")

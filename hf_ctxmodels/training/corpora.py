@@ -85,8 +85,8 @@ class CorpusArguments(DataArguments):
 
     @cached_property
     def prepared_directory(self) -> Path | None:
-        """The dataset if it is a directory of `hf-ctxmodels prepare`, the directory of the cache for its URL, or None;
-        raises CtxError if it is one of several datasets, or its index cannot be downloaded."""
+        """The dataset if it is a directory of `hf-ctxmodels data prepare`, the directory of the cache for its URL, or
+        None; raises CtxError if it is one of several datasets, or its index cannot be downloaded."""
         directories = [source for source in self.dataset if is_prepared(source)]
         if not directories:
             return None
@@ -94,7 +94,7 @@ class CorpusArguments(DataArguments):
             raise CtxError(
                 "Prepared examples cannot be combined with other datasets.",
                 location=f"--dataset {' '.join(self.dataset)}",
-                hint="prepare all datasets together: hf-ctxmodels prepare --dataset FIRST SECOND ...",
+                hint="prepare all datasets together: hf-ctxmodels data prepare --dataset FIRST SECOND ...",
             )
         path = local_path(directories[0])
         return cached_index(path.rstrip("/")) if is_url(path) else Path(path)

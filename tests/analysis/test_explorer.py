@@ -226,20 +226,26 @@ def test_all_families(family: str) -> None:
 
 
 def test_explore_command_errors(folder: Path) -> None:
-    assert "There is no such directory" in command_output("explore", "--model", folder / "x", "--port", 0, fails=True)
+    assert "There is no such directory" in command_output(
+        "analyze", "explore", "--model", folder / "x", "--port", 0, fails=True
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ExploredModel, "open", None)  # no model is loaded before all paths are checked
         models = (folder / "bert", folder / "x")
-        assert "There is no such directory" in command_output("explore", "--model", *models, "--port", 0, fails=True)
-    error = command_output("explore", "--model", "a", "b", "c", "--port", 0, fails=True)
+        assert "There is no such directory" in command_output(
+            "analyze", "explore", "--model", *models, "--port", 0, fails=True
+        )
+    error = command_output("analyze explore", "--model", "a", "b", "c", "--port", 0, fails=True)
     assert "3 models" in error
-    assert "port=70000 is out of range" in command_output("explore", model=folder / "bert", port=70000, fails=True)
+    assert "port=70000 is out of range" in command_output(
+        "analyze", "explore", model=folder / "bert", port=70000, fails=True
+    )
 
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[str]:
-    """Address of a running `explore` command."""
-    arguments = ["explore", "--model", folder / "bert", folder / "gpt2", "--corpus", folder / "corpus.txt"]
+    """Address of a running `analyze explore` command."""
+    arguments = ["analyze", "explore", "--model", folder / "bert", folder / "gpt2", "--corpus", folder / "corpus.txt"]
     command = [sys.executable, "-m", "hf_ctxmodels", *map(str, arguments), "--port", "0"]
     root = Path(__file__).resolve().parents[2]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=root)

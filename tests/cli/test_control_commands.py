@@ -69,7 +69,7 @@ def test_pretraining_with_control_codes(corpus: Path, model: Path, tmp_path: Pat
     assert set(AutoConfig.from_pretrained(tmp_path / "column").control_codes) == set(SOURCES)
     names = ("dataset", "control_column", "validation_fraction", "max_length", "family", "tokenizer")
     prepare_flags = {name: column[name] for name in names} | {"num_proc": 1, "output_dir": tmp_path / "prepared"}
-    assert run_command("prepare", **prepare_flags) == 0
+    assert run_command("data", "prepare", **prepare_flags) == 0
     pretrain_flags = {"dataset": tmp_path / "prepared", "output_dir": tmp_path / "from_prepared"}
     names = (
         "per_device_batch_size",

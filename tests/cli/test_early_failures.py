@@ -91,7 +91,7 @@ HINT = "did you mean runs/abc?"
         ("data units --gazetteers text.txt --output text.txt/units.txt", "text.txt is a file"),
         (f"pretrain --tokenizer none {TEXT} --output_dir s3://bucket/out", "is a URL, expected a local path"),
         (f"finetune regression --model none {TASK} --output_dir file:///out", "is a URL, expected a local path"),
-        ("encode --model none --input text.txt --output memory://out.npy", "--output memory:/out.npy"),
+        ("embed sentences --model none --input text.txt --output memory://out.npy", "--output memory:/out.npy"),
         ("convert adapter --adapter none --output s3://bucket/out", "is a URL, expected a local path"),
         ("data overlap --train text.txt --test text.txt --output_dir gs://out", "is a URL, expected a local path"),
         (f"pretrain --tokenizer none {TEXT} --resume finish", "There is no checkpoint to finish"),

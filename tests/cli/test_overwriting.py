@@ -79,7 +79,7 @@ def test_existing_output_requires_overwrite(script, flags, existing, tmp_path, m
         ("generate", "--model m --input i --bag_of_words {file}:bias=1 --output_file {file} --overwrite"),
         ("predict", "--model m --input file://{file} --output {file} --overwrite"),
         ("predict", "--model m --input i --text_task {file} --output {file} --overwrite"),
-        ("embed", "--model m --input file://{file} --output {file} --overwrite"),
+        ("embed words", "--model m --input file://{file} --output {file} --overwrite"),
         ("data units", "--gazetteers {file} --output {file} --overwrite"),
         ("finetune regression", "--model m " + FILE_FLAGS.format("{file}") + " --overwrite --predictions_file {file}"),
     ],

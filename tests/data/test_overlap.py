@@ -45,7 +45,7 @@ def test_overlap_matches_naive_ngram_comparison(tmp_path, texts, num_proc, monke
     monkeypatch.setattr("hf_ctxmodels.data.document_sources.PART_BYTES", 200)
     calls = []
 
-    def map_in_one_process(function, parts, num_proc):  # the processes themselves are tested with `prepare`
+    def map_in_one_process(function, parts, num_proc):  # the processes themselves are tested with `data prepare`
         calls.append(num_proc)
         return map(pickle.loads(pickle.dumps(function)), reversed(parts))
 

@@ -102,7 +102,7 @@ def test_streamed_windows(checkpoint: Checkpoint) -> None:
     ("mode", "pooling"), [({"pooling_mode": "cls"}, "first"), ({"pooling_mode_mean_tokens": True}, "mean")]
 )
 def test_sentence_transformers_settings(mode: dict, pooling: str, tmp_path: Path, capsys: Any) -> None:
-    """`encode` writes the embeddings of SentenceTransformer, with its length limit, pooling and normalization."""
+    """`embed sentences` writes the vectors of SentenceTransformer, with its length limit, pooling and normalization."""
     sentence_transformers = pytest.importorskip("sentence_transformers", reason="needs the extra `sentences`")
     folder = tmp_path / "model"
     model = save(FAMILIES["bert"], folder)[0]
@@ -126,10 +126,10 @@ def test_sentence_transformers_settings(mode: dict, pooling: str, tmp_path: Path
     expected = reference.encode(TEXTS)
     source, output = tmp_path / "texts.jsonl", tmp_path / "new" / "vectors.npy"
     source.write_text("".join(json.dumps({"title": text}) + "\n" for text in TEXTS))
-    assert run_command("encode", model=folder, input=source, text_column="title", output=output) == 0
+    assert run_command("embed", "sentences", model=folder, input=source, text_column="title", output=output) == 0
     np.testing.assert_allclose(np.load(output, mmap_mode="r"), expected, atol=1e-5)
     assert saved_pooling(str(folder)) == (pooling, True)
-    assert run_command("encode", model=folder, input=source, text_column="title", output=output) == 2
+    assert run_command("embed", "sentences", model=folder, input=source, text_column="title", output=output) == 2
     assert "The file exists" in capsys.readouterr().err
 
 

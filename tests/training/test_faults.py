@@ -183,7 +183,7 @@ def test_two_processes_equal_one_process(request, tmp_path, name, config):
     text |= {"family": workspace.family, "tokenizer": workspace.folder / "tokenizer", "max_length": 32}
     if "objective" in workspace.extra_flags:
         text["objective"] = workspace.extra_flags["objective"]
-    command_output("prepare", **text, output_dir=prepared)
+    command_output("data", "prepare", **text, output_dir=prepared)
     shared += ["--dataset", prepared]
     flags = workspace.flags(two, *shared, "--per_device_batch_size", 2, config="exact.json")
     pretrain_in_two_processes(workspace, config, *flags, "--max_steps", 4)

@@ -1,4 +1,4 @@
-"""Contextual word features of task networks, and the command `embed`."""
+"""Contextual word features of task networks, and the command `embed words`."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from zoo import tiny_config
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
-from hf_ctxmodels.cli import embed
+from hf_ctxmodels.cli import embed_words as embed_command
 from hf_ctxmodels.downstream.networks.feature_stack import FeatureModel, FeatureStack
 from hf_ctxmodels.downstream.networks.features import ContextualFeatures, embed_words, open_models, saved_layer_mix
 from hf_ctxmodels.registry import FAMILIES
@@ -176,7 +176,7 @@ def test_embed_command(folders: dict[str, str], tmp_path: Path, monkeypatch: pyt
     """All formats contain the same vectors, and an interrupted run continues."""
     source = tmp_path / "sentences.txt"
     source.write_text("\n\n".join(TEXTS * 3))
-    monkeypatch.setattr(embed, "_PART_SENTENCES", 5)
+    monkeypatch.setattr(embed_command, "_PART_SENTENCES", 5)
     models = [folders["tagger"]] if layers == "all" else [folders["tagger"], folders["glove"]]
     flags = ["--model", *models, "--layers", layers, "--input", str(source)]
     expected = embed_words(TEXTS * 3, models, layers=layers)
@@ -184,7 +184,7 @@ def test_embed_command(folders: dict[str, str], tmp_path: Path, monkeypatch: pyt
     words = [word for sentence in expected for word in sentence.words]
 
     file = tmp_path / "vectors.safetensors"
-    save_part = embed.EmbeddedPart.save
+    save_part = embed_command.EmbeddedPart.save
     parts = []
 
     def interrupt(self: Any, part: Path) -> None:
@@ -194,27 +194,29 @@ def test_embed_command(folders: dict[str, str], tmp_path: Path, monkeypatch: pyt
         save_part(self, part)
 
     with monkeypatch.context() as patch:
-        patch.setattr(embed.EmbeddedPart, "save", interrupt)
-        assert run_command("embed", *flags, "--output", file) not in (0, 2)
+        patch.setattr(embed_command.EmbeddedPart, "save", interrupt)
+        assert run_command("embed", "words", *flags, "--output", file) not in (0, 2)
     assert not file.exists()
     assert len(parts) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(embed.EmbeddedPart, "save", lambda self, part: (parts.append(part), save_part(self, part)))
-        assert run_command("embed", *flags, "--output", file) == 0
+        patch.setattr(
+            embed_command.EmbeddedPart, "save", lambda self, part: (parts.append(part), save_part(self, part))
+        )
+        assert run_command("embed", "words", *flags, "--output", file) == 0
     assert len(parts) == len(set(parts)) == 3
     tensors = load_file(file)
     torch.testing.assert_close(tensors["vectors"], vectors, **CLOSE)
-    assert embed.decode_lines(tensors["words"]) == words
+    assert embed_command.decode_lines(tensors["words"]) == words
     assert tensors["starts"].diff().tolist() == [len(sentence.words) for sentence in expected]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sentences.txt", "vectors.safetensors"]
 
-    command_output("embed", *flags, "--output", tmp_path / "vectors.npz", "--vector_dtype", "float16")
+    command_output("embed", "words", *flags, "--output", tmp_path / "vectors.npz", "--vector_dtype", "float16")
     arrays = np.load(tmp_path / "vectors.npz")
     assert arrays["words"].tolist() == words
     np.testing.assert_array_equal(arrays["vectors"], tensors["vectors"].half().numpy())
     np.testing.assert_array_equal(arrays["starts"], tensors["starts"].numpy())
 
-    output = command_output("embed", *flags, "--output", tmp_path / "vectors.parquet")
+    output = command_output("embed", "words", *flags, "--output", tmp_path / "vectors.parquet")
     assert f"{len(words)} words with vectors of width {vectors.shape[-1]} in " in output
     rows = pq.read_table(tmp_path / "vectors.parquet").to_pydict()
     assert rows["word"] == words
@@ -225,7 +227,7 @@ def test_embed_command(folders: dict[str, str], tmp_path: Path, monkeypatch: pyt
 def test_embed_command_errors(folders: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n \n")
     flags = ["--model", folders["bert"], "--input", str(tmp_path / "empty.txt"), "--output"]
-    assert "format of the output" in command_output("embed", *flags, tmp_path / "vectors.npy", fails=True)
+    assert "format of the output" in command_output("embed", "words", *flags, tmp_path / "vectors.npy", fails=True)
     output = tmp_path / "vectors.npz"
-    assert "--layers" in command_output("embed", *flags, output, "--layers", "first", fails=True)
-    assert "no words" in command_output("embed", *flags, output, fails=True)
+    assert "--layers" in command_output("embed", "words", *flags, output, "--layers", "first", fails=True)
+    assert "no words" in command_output("embed", "words", *flags, output, fails=True)

@@ -22,7 +22,7 @@
         method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(values),
       });
     } catch {
-      throw new Error("The server does not answer. Start `hf-ctxmodels explore` again.");
+      throw new Error("The server does not answer. Start `hf-ctxmodels analyze explore` again.");
     }
     const answer = await response.json().catch(() => ({ error: `The server failed (${response.status}).` }));
     if (!response.ok) throw new Error([answer.error, answer.hint && `Fix: ${answer.hint}`].filter(Boolean).join(" "));

@@ -1,4 +1,4 @@
-"""`hf-ctxmodels prepare`: training on prepared or cached examples equals training on examples in memory."""
+"""`hf-ctxmodels data prepare`: training on prepared or cached examples equals training on examples in memory."""
 
 import json
 import os
@@ -68,12 +68,13 @@ def test_training_on_prepared_examples_matches_text(folder: Path, capsys: Any) -
     prepared = folder / "prepared"
     capsys.readouterr()
     for index in range(2):
-        assert run_command("prepare", **text_flags(folder), output_dir=prepared, shard=f"{index}/2", num_proc=1) == 0
+        flags = text_flags(folder) | {"output_dir": prepared, "shard": f"{index}/2"}
+        assert run_command("data", "prepare", **flags, num_proc=1) == 0
         assert "next:" not in capsys.readouterr().out, "one shard does not complete the directory"
     assert "no complete set" in command_output(
         "pretrain", dataset=prepared, family="bert", output_dir=folder / "x", fails=True
     )
-    assert run_command("prepare", "--merge", **text_flags(folder), output_dir=prepared) == 0
+    assert run_command("data", "prepare", "--merge", **text_flags(folder), output_dir=prepared) == 0
     assert "validation" in capsys.readouterr().out
     assert_same_run(in_memory, train(folder, "out", dataset=prepared))
 
@@ -93,7 +94,7 @@ def test_held_out_documents_are_not_prepared_without_held_out_loss(folder: Path,
     model = {"config": "tiny", "config_options": f"vocab_size={len(tokenizer)}"}
     in_memory = train(folder, "memory", "--no_cache", **flags, **model)
     assert_same_run(in_memory, train(folder, "cached", **flags, **model))
-    assert run_command("prepare", **flags, output_dir=folder / "prepared") == 0
+    assert run_command("data", "prepare", **flags, output_dir=folder / "prepared") == 0
     assert_same_run(in_memory, train(folder, "out", dataset=folder / "prepared", **model))
 
 
@@ -102,8 +103,8 @@ KILLED_PREPARATION = """
 import hf_ctxmodels.data.document_sources, hf_ctxmodels.data.documents
 for module in (hf_ctxmodels.data.document_sources, hf_ctxmodels.data.documents):
     module.PART_BYTES = 4000
-from hf_ctxmodels.cli import prepare
-prepare.main()
+from hf_ctxmodels.cli import prepare_corpus
+prepare_corpus.main()
 """
 
 
@@ -118,7 +119,7 @@ def test_killed_preparation_is_resumed(folder: Path) -> None:
     first_part = next((folder / "killed" / "train").glob("part-*.arrow"))
     first_mtime = first_part.stat().st_mtime_ns
     for directory in ("killed", "whole"):
-        assert run_command("prepare", **text_flags(folder), output_dir=folder / directory, num_proc=1) == 0
+        assert run_command("data", "prepare", **text_flags(folder), output_dir=folder / directory, num_proc=1) == 0
     assert first_part.stat().st_mtime_ns == first_mtime
     resumed, uninterrupted = (PreparedCorpus.open(folder / name) for name in ("killed", "whole"))
     assert resumed.identity == uninterrupted.identity
@@ -160,15 +161,16 @@ def stored_files(url: str) -> dict[str, bytes]:
 def test_training_on_prepared_examples_of_object_store(folder: Path, store: str, monkeypatch, capfd: Any) -> None:
     in_memory = train(folder, "memory", **text_flags(folder))
     for index in range(2):
-        assert run_command("prepare", **text_flags(folder), output_dir=store, shard=f"{index}/2", num_proc=1) == 0
+        flags = text_flags(folder) | {"output_dir": store, "shard": f"{index}/2"}
+        assert run_command("data", "prepare", **flags, num_proc=1) == 0
     flags = {"dataset": store, "family": "bert", "output_dir": folder / "x"}
     assert "no complete set" in command_output("pretrain", **flags, fails=True)
-    output = command_output("prepare --merge", **text_flags(folder), output_dir=f"{store}/")
+    output = command_output("data prepare --merge", **text_flags(folder), output_dir=f"{store}/")
     assert f"pretrain --dataset {store}" in output
     monkeypatch.setattr("hf_ctxmodels.data.processes.get_context", lambda _: forked.CONTEXT)  # starts sooner than spawn
     local, parallel = folder / "prepared", folder / "parallel"
-    assert run_command("prepare", **text_flags(folder), output_dir=local, num_proc=1) == 0
-    assert run_command("prepare", **text_flags(folder), output_dir=f"local://{parallel}", num_proc=2) == 0
+    assert run_command("data", "prepare", **text_flags(folder), output_dir=local, num_proc=1) == 0
+    assert run_command("data", "prepare", **text_flags(folder), output_dir=f"local://{parallel}", num_proc=2) == 0
     for directory in (local, parallel):
         files = [path for path in directory.rglob("*") if path.is_file()]
         assert {str(path.relative_to(directory)): path.read_bytes() for path in files} == stored_files(store)
@@ -211,7 +213,7 @@ print(len(corpus.parts))
 
 def test_one_process_downloads_while_others_wait(folder: Path) -> None:
     prepared, log = folder / "prepared", folder / "log.txt"
-    assert run_command("prepare", **text_flags(folder), output_dir=prepared, num_proc=1) == 0
+    assert run_command("data", "prepare", **text_flags(folder), output_dir=prepared, num_proc=1) == 0
     processes = [ForkedProcess("-c", DOWNLOAD, f"local://{prepared}", folder / "home", log) for _ in range(2)]
     assert [process.communicate()[0] for process in processes] == ["3\n", "3\n"]
     examples = [line for line in log.read_text().splitlines() if line.endswith(".arrow")]
@@ -222,23 +224,19 @@ def test_errors_of_object_store(folder: Path, store: str, monkeypatch: pytest.Mo
     flags = text_flags(folder) | {"num_proc": 1}
     for protocol, package in (("s3", "s3fs"), ("gs", "gcsfs")):
         monkeypatch.setitem(sys.modules, package, None)
-        for command in ("prepare", "pretrain"):
-            output = {"output_dir": f"{protocol}://a/b"} if command == "prepare" else {"dataset": f"{protocol}://a/b"}
+        for command, name in (("data prepare", "output_dir"), ("pretrain", "dataset")):
+            output = {name: f"{protocol}://a/b"}
             message = command_output(command, **{**flags, "output_dir": folder / "out", **output}, fails=True)
             assert f"Fix: pip install {package}" in message
     fsspec.filesystem("memory").pipe_file("/bucket/prepared/notes.txt", b"")
-    assert "contains other files: notes.txt" in command_output("prepare", **flags, output_dir=store, fails=True)
-    assert "contains other files" in command_output("prepare --overwrite", **flags, output_dir=store, fails=True)
+    assert "contains other files: notes.txt" in command_output("data", "prepare", **flags, output_dir=store, fails=True)
+    assert "contains other files" in command_output("data prepare --overwrite", **flags, output_dir=store, fails=True)
     fsspec.filesystem("memory").rm("/bucket/prepared/notes.txt")
     for length in (32, 24):
-        assert (
-            run_command(
-                "prepare", *["--overwrite"] * (length == 24), **flags | {"max_length": length}, output_dir=store
-            )
-            == 0
-        )
+        changed = {"max_length": length, "output_dir": store}
+        assert run_command("data", "prepare", *["--overwrite"] * (length == 24), **flags | changed) == 0
     assert json.loads(stored_files(store)["prepared.json"])["identity"]["max_length"] == 24
-    message = command_output("prepare", **flags, output_dir=store, fails=True)
+    message = command_output("data", "prepare", **flags, output_dir=store, fails=True)
     assert "contains other examples: max_length is 32, was 24" in message
     assert f"--output_dir {store}" in message
     message = command_output("pretrain", dataset=store, max_length=16, output_dir=folder / "out", fails=True)
@@ -257,9 +255,9 @@ def test_errors_of_object_store(folder: Path, store: str, monkeypatch: pytest.Mo
 
 def test_flags_that_differ_from_preparation_raise(folder: Path) -> None:
     prepared = folder / "prepared"
-    assert run_command("prepare", **text_flags(folder), output_dir=prepared, num_proc=1) == 0
+    assert run_command("data", "prepare", **text_flags(folder), output_dir=prepared, num_proc=1) == 0
     assert "contains other examples: max_length is 16" in command_output(
-        "prepare", **text_flags(folder) | {"max_length": 16}, output_dir=prepared, fails=True
+        "data", "prepare", **text_flags(folder) | {"max_length": 16}, output_dir=prepared, fails=True
     )
     for flags, message in (
         ({"max_length": 64}, "--max_length is 64, was 32"),
@@ -282,7 +280,7 @@ def test_flags_that_differ_from_preparation_raise(folder: Path) -> None:
         ({"output_dir": folder, "overwrite": True}, "contains other files"),
     ):
         flags = text_flags(folder) | {"output_dir": folder / "other", "num_proc": 1} | flags
-        assert message in command_output("prepare", **flags, fails=True)
+        assert message in command_output("data", "prepare", **flags, fails=True)
     assert (folder / "tokenizer" / "tokenizer.json").is_file()
 
 
@@ -294,7 +292,7 @@ def test_tokens_of_targets_are_printed(tmp_path: Path, capsys: Any) -> None:
         (tmp_path / name).write_text(f"{text}\n" * 8)
     flags = {"family": "cove", "tokenizer": tmp_path / "tokenizer", "dataset": tmp_path / "source.txt"}
     flags |= {"translations": tmp_path / "target.txt", "max_length": 32, "output_dir": tmp_path / "prepared"}
-    assert run_command("prepare", **flags, num_proc=1) == 0
+    assert run_command("data", "prepare", **flags, num_proc=1) == 0
     num_tokens = 8 * (3 + 5)  # of the sources, and of the targets with their ends
     assert f" {num_tokens} tokens of text" in capsys.readouterr().out
 
@@ -304,7 +302,7 @@ def test_files_of_objective_options_are_compared_by_content(folder: Path) -> Non
     units, moved = folder / "units.txt", folder / "moved.txt"
     units.write_text("cat sat\nold tree\n")
     flags = text_flags(folder) | {"family": "ernie", "objective": f"unit-mlm+pairs:units={units}"}
-    assert run_command("prepare", **flags, output_dir=folder / "prepared", num_proc=1) == 0
+    assert run_command("data", "prepare", **flags, output_dir=folder / "prepared", num_proc=1) == 0
     in_place = train(folder, "in_place", dataset=folder / "prepared")
     flags = {"dataset": folder / "prepared", "output_dir": folder / "out", "config": folder / "tiny.json"}
     units.write_text("cat sat\nold bird\n")

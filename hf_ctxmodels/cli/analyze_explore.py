@@ -1,6 +1,6 @@
 """Explore one or two models in a browser: predictions, probabilities, attention, neighbors in context and senses.
 
-    hf-ctxmodels explore --model runs/bert runs/gpt2 --corpus corpus.txt
+    hf-ctxmodels analyze explore --model runs/bert runs/gpt2 --corpus corpus.txt
 
 The page is served on this machine only, and loads nothing from elsewhere. With --corpus, the models encode its first
 sentences before the page starts.
@@ -43,7 +43,7 @@ def main() -> None:
     """Open the models, encode the corpus, and serve the page until the command is interrupted."""
     argv = join_repeated(sys.argv[1:], {"model"})
     arguments, placement = parse_arguments(ExploreArguments, DeviceArguments, description=__doc__, argv=argv)
-    require_packages("starlette", "uvicorn", extra="explore", location="hf-ctxmodels explore")
+    require_packages("starlette", "uvicorn", extra="explore", location="hf-ctxmodels analyze explore")
     import uvicorn
 
     from hf_ctxmodels.analysis.explorer.explored_model import ExploredModel

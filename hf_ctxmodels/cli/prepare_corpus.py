@@ -1,6 +1,6 @@
 r"""Tokenize a text once for an objective, into files that `pretrain --dataset DIR` opens at once.
 
-    hf-ctxmodels prepare --family bert --tokenizer DIR --dataset "corpus/*.jsonl.zst" --max_length 128 --output_dir DIR
+    hf-ctxmodels data prepare --family bert --tokenizer DIR --dataset "corpus/*.jsonl.zst" --output_dir DIR
 
 Several processes prepare parts of the text, of about 64 MB each. An interrupted command continues with the missing
 parts. Independent jobs can prepare a large text, each with `--shard I/N`, on a shared file system or in an object store
@@ -75,7 +75,7 @@ def main() -> None:
     )
     for name, value in (("--family", corpus_arguments.family), ("--tokenizer", corpus_arguments.tokenizer)):
         if value is None:
-            raise CtxError(f"{name} is required.", location="hf-ctxmodels prepare", hint=f"pass {name}.")
+            raise CtxError(f"{name} is required.", location="hf-ctxmodels data prepare", hint=f"pass {name}.")
     if corpus_arguments.streaming:
         raise CtxError("A stream cannot be prepared.", location="--streaming", hint="omit the flag.")
     output = local_path(arguments.output_dir)

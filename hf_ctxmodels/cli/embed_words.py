@@ -1,7 +1,7 @@
 """Embed the words of the sentences of a file in context.
 
-    hf-ctxmodels embed --model runs/elmo --layers mix --input sentences.txt --output vectors.safetensors
-    hf-ctxmodels embed --model runs/glove runs/bert --input news.parquet --text_column title --output titles.parquet
+    hf-ctxmodels embed words --model runs/elmo --layers mix --input sentences.txt --output vectors.safetensors
+    hf-ctxmodels embed words --model runs/glove runs/bert --input news.parquet --text_column title --output titles.npz
 
 A .txt file has one sentence per line, blank lines are skipped; each record of a .jsonl or .parquet file has one in a
 column. The vectors of several models are concatenated. Memory does not depend on the number of sentences, and an
@@ -33,7 +33,7 @@ from torch import Tensor
 from hf_ctxmodels.analysis.sentences import check_sentence_file
 from hf_ctxmodels.architectures.word_alignment import Sentence, WordPooling, split_words
 from hf_ctxmodels.architectures.word_encoder import create_tensors
-from hf_ctxmodels.cli.encode import iterate_sentences
+from hf_ctxmodels.cli.embed_sentences import iterate_sentences
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import format_count, print_status, progress_bar
 from hf_ctxmodels.core.devices import DeviceArguments

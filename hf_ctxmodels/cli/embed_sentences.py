@@ -1,7 +1,8 @@
-"""Encode the sentences of a file as vectors.
+r"""Encode the sentences of a file as vectors.
 
-    hf-ctxmodels encode --model runs/infersent --input sentences.txt --output vectors.npy
-    hf-ctxmodels encode --model runs/bert --pooling mean --input news.parquet --text_column title --output titles.npy
+    hf-ctxmodels embed sentences --model runs/infersent --input sentences.txt --output vectors.npy
+    hf-ctxmodels embed sentences --model runs/bert --pooling mean --input news.parquet --text_column title \
+        --output titles.npy
 
 A .txt file has one sentence per line, blank lines are skipped; each record of a .jsonl or .parquet file has one in a
 column. The output is a (sentences, width) array in the order of the input, which `numpy.load(file, mmap_mode="r")`
