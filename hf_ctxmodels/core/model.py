@@ -5,12 +5,14 @@ import inspect
 import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import torch
 from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import WeightTransform
@@ -265,7 +267,11 @@ class CtxPreTrainedModel(PreTrainedModel):
         unmodified -= hook_folders
         api, revision = HfApi(token=kwargs.pop("token", None)), kwargs.get("revision")
         if revision is not None and not revision.startswith("refs/pr"):
-            api.create_branch(repo_id, branch=revision, exist_ok=True)
+            try:
+                api.create_branch(repo_id, branch=revision, exist_ok=True)
+            except HfHubHTTPError as error:
+                if not kwargs.get("create_pr") or error.response.status_code != HTTPStatus.FORBIDDEN:
+                    raise  # a pull request to the repository of others needs no new branch
         kwargs["commit_message"] = kwargs.get("commit_message") or "Upload model"
         ignored = [pattern for name in map(glob.escape, unmodified) for pattern in (name, f"{name}/*")]
         return api.upload_folder(repo_id=repo_id, folder_path=working_dir, ignore_patterns=ignored, **kwargs)

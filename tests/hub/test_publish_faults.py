@@ -6,6 +6,7 @@ import shutil
 import signal
 import urllib.error
 import urllib.request
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,10 @@ from fork_server import ForkServer
 from httpx2 import Request, Response
 from hub_repository import PICKLES, REPO, push_command
 from hub_server import TOKEN, HubServer
-from huggingface_hub import HfApi, constants
+from huggingface_hub import HfApi, RepoUrl, constants
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import safe_open
-from transformers import AutoModelForPreTraining
+from transformers import AutoModel, AutoModelForPreTraining
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.downstream.adapters import add_adapter
@@ -88,6 +89,26 @@ def test_refused_pushes_name_the_reason(status: int, message: str, monkeypatch: 
     monkeypatch.setattr(HfApi, "create_repo", refuse)
     with pytest.raises(CtxError, match=message):
         push_files({}, REPO, token=TOKEN)
+
+
+@pytest.mark.parametrize("create_pr", [False, True])
+def test_pull_request_to_branch_that_cannot_be_created(
+    create_pr: bool, saved_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = AutoModel.from_pretrained(saved_model)
+    add_adapter(model, "task")
+    uploads = []
+
+    def refuse(*args: object, **options: object) -> None:
+        response = Response(403, request=Request("POST", "https://hub"))
+        raise HfHubHTTPError("The server said no.", response=response)
+
+    monkeypatch.setattr(HfApi, "create_repo", lambda *args, **options: RepoUrl(f"https://huggingface.co/{REPO}"))
+    monkeypatch.setattr(HfApi, "create_branch", refuse)
+    monkeypatch.setattr(HfApi, "upload_folder", lambda *args, **options: uploads.append(options["create_pr"]))
+    with nullcontext() if create_pr else pytest.raises(HfHubHTTPError):
+        model.push_to_hub(REPO, revision="trial", create_pr=create_pr)
+    assert uploads == [True] * create_pr
 
 
 @pytest.mark.parametrize(
