@@ -1,4 +1,5 @@
-r"""Convert an AWD-LSTM language model of fastai (.pth and its list of words) to a model and its tokenizer.
+r"""Convert an AWD-LSTM of fastai, a language model or a text classifier (.pth and its list of words), to a model and
+its tokenizer.
 
 hf-ctxmodels convert ulmfit --weights wt103-fwd/lstm_fwd.pth --vocabulary itos.json --output runs/ulmfit
 """
@@ -10,16 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+from torch import Tensor
+
 from hf_ctxmodels.conversion.released_files import Conversion, load_weights, read_tensors
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
-from hf_ctxmodels.models.ulmfit.modeling_ulmfit import CtxUlmfitForCausalLM
+from hf_ctxmodels.models.ulmfit.modeling_ulmfit import CtxUlmfitForCausalLM, CtxUlmfitForSequenceClassification
 from hf_ctxmodels.models.ulmfit.tokenization_ulmfit import CtxUlmfitTokenizer
 
-# fastai 1 and 2, and the release of 2018; an encoder's file has no leading number
-_LAYER = re.compile(r"^(?:0\.)?rnns\.(\d+)\.(?:module\.)?(weight_ih|weight_hh|bias_ih|bias_hh)_l0(_raw)?$")
+# fastai 1 and 2, and the release of 2018; an encoder's file has no leading number, a classifier's encoder is a module
+_PREFIX = r"^(?:0\.)?(?:module\.)?"
+_EMBEDDINGS = re.compile(_PREFIX + r"encoder\.weight$")
+_LAYER = re.compile(_PREFIX + r"rnns\.(\d+)\.(?:module\.)?(weight_ih|weight_hh|bias_ih|bias_hh)_l0(_raw)?$")
+_CLASSIFIER = re.compile(r"^1\.layers\.(\d+)\.(?:(\d+|bn|lin)\.)?(\w+)$")
+_NUM_BATCHES = "num_batches_tracked"  # which files of 2018 lack
+_BLOCK_SIZE = 4  # of a classifier: normalization, dropout, linear layer, activation
 _LAYER_NAMES = {"weight_ih": "input_weight", "weight_hh": "state_weight", "bias_ih": "bias", "bias_hh": "state_bias"}
 _RENAMED_WORDS = {  # special words of the release of 2018
     "_unk_": "xxunk",
@@ -32,39 +41,69 @@ _RENAMED_WORDS = {  # special words of the release of 2018
 }
 
 
-def read_fastai(file: str | Path) -> CtxUlmfitForCausalLM:
-    """Load the language model of a .pth file, or of an encoder's file with a zero bias of the softmax."""
+def read_fastai(file: str | Path) -> CtxUlmfitForCausalLM | CtxUlmfitForSequenceClassification:
+    """Load the language model or the text classifier of a .pth file, or of an encoder's file a language model with a
+    zero bias of the softmax."""
     content = read_tensors(file, "model")  # may be next to an optimizer's state
-    embeddings = next((content[name] for name in ("0.encoder.weight", "encoder.weight") if name in content), None)
+    embeddings = next((value for name, value in content.items() if _EMBEDDINGS.match(name)), None)
     if embeddings is None:
         raise CtxError(
             f"The file has no encoder.weight; it has {', '.join(sorted(content)[:6])}, ...",
             location=str(file),
-            hint="use the weights of an AWD-LSTM language model or of its encoder.",
+            hint="use the weights of an AWD-LSTM language model, of its encoder or of a text classifier.",
         )
-    weights = {"ulmfit.word_embeddings.weight": embeddings}
-    weights["decoder.weight"] = content.get("1.decoder.weight", embeddings)
-    weights["decoder.bias"] = content.get("1.decoder.bias", embeddings.new_zeros(len(embeddings)))
-    # if recurrent weights are saved before and after weight dropout, the former (`_raw`) are used
-    with_dropout = {name.removesuffix("_raw").replace(".module.", ".") for name in content if name.endswith("_raw")}
-    for name, value in content.items():
-        match = _LAYER.match(name)
-        if match and (match[3] or name.replace(".module.", ".") not in with_dropout):
-            weights[f"ulmfit.layers.{match[1]}.{_LAYER_NAMES[match[2]]}"] = value[None]
+    weights = _layer_weights(content)
     if "ulmfit.layers.0.state_weight" not in weights:
         hint = "use an AWD-LSTM; QRNNs and Transformers are not supported."
         raise CtxError("The file has no LSTM.", location=str(file), hint=hint)
-    weights = {name: value.float() for name, value in weights.items()}
-    depth = 1 + max(int(name.split(".")[2]) for name in weights if ".layers." in name)
-    vocab_size, width = weights["decoder.weight"].shape
+    depth = 1 + max(int(name.split(".")[2]) for name in weights)
     cell_size = weights["ulmfit.layers.0.state_weight"].shape[2]
     config = CtxUlmfitConfig(
-        vocab_size=vocab_size,
-        hidden_size=width,
+        vocab_size=len(embeddings),
+        hidden_size=embeddings.shape[1],
         cell_size=cell_size if depth > 1 else CtxUlmfitConfig().cell_size,
         num_hidden_layers=depth,
     )
-    return load_weights(CtxUlmfitForCausalLM(config), weights, str(file))
+    weights["ulmfit.word_embeddings.weight"] = embeddings
+    model_class: type[CtxUlmfitForCausalLM | CtxUlmfitForSequenceClassification] = CtxUlmfitForCausalLM
+    if classifier := _classifier_weights(content):
+        model_class = CtxUlmfitForSequenceClassification
+        sizes = [len(value) for value in classifier.values() if value.dim() == 2]
+        config.classifier_size, config.num_labels = sizes[0], sizes[-1]
+        weights |= classifier
+    else:
+        weights["decoder.weight"] = content.get("1.decoder.weight", embeddings)
+        weights["decoder.bias"] = content.get("1.decoder.bias", embeddings.new_zeros(len(embeddings)))
+    weights = {name: value.float() if value.is_floating_point() else value for name, value in weights.items()}
+    return load_weights(model_class(config), weights, str(file))
+
+
+def _layer_weights(content: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of the LSTM layers. If recurrent weights are saved before and after weight dropout, the former
+    (`_raw`) are used."""
+    with_dropout = {name.removesuffix("_raw").replace(".module.", ".") for name in content if name.endswith("_raw")}
+    return {
+        f"ulmfit.layers.{match[1]}.{_LAYER_NAMES[match[2]]}": value[None]
+        for name, value in content.items()
+        if (match := _LAYER.match(name)) and (match[3] or name.replace(".module.", ".") not in with_dropout)
+    }
+
+
+def _classifier_weights(content: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a classifier; linear layers of fastai 2 have no bias."""
+    weights: dict[str, Tensor] = {}
+    for name, value in content.items():
+        if match := _CLASSIFIER.match(name):
+            block, module, parameter = match.groups()
+            index = int(block)  # of a module in fastai 1, otherwise of a block
+            if module is not None:
+                index = _BLOCK_SIZE * index + (0 if module in ("0", "bn") else 2)
+            weights[f"classifier.{index}.{parameter}"] = value
+    for name, value in [*weights.items()]:
+        if name.endswith(".weight"):
+            default = ("bias", value.new_zeros(len(value))) if value.dim() == 2 else (_NUM_BATCHES, torch.tensor(0))
+            weights.setdefault(name.replace("weight", default[0]), default[1])
+    return weights
 
 
 def read_words(file: str | Path, allow_pickle: bool = False) -> list[str]:
@@ -119,13 +158,15 @@ def build_ulmfit_tokenizer(words: list[str], **options: Any) -> CtxUlmfitTokeniz
 class UlmfitConversion(Conversion):
     """Arguments of the conversion."""
 
-    weights: str = flag(REQUIRED, "Weights (.pth) of a language model or of its encoder.")
+    weights: str = flag(REQUIRED, "Weights (.pth) of a language model, of its encoder or of a text classifier.")
     vocabulary: str = flag(REQUIRED, "Words by id (itos): .json, .txt with one word per line, or .pkl.")
     allow_pickle: bool = flag(
         False, "Load a .pkl; pickles can execute code, so the file must come from a trusted source."
     )
 
-    def convert(self) -> tuple[CtxUlmfitForCausalLM, CtxUlmfitTokenizer, str]:
+    def convert(
+        self,
+    ) -> tuple[CtxUlmfitForCausalLM | CtxUlmfitForSequenceClassification, CtxUlmfitTokenizer, str]:
         """The model, its tokenizer and the file of the weights."""
         tokenizer = build_ulmfit_tokenizer(read_words(self.vocabulary, self.allow_pickle))
         model = read_fastai(self.weights)

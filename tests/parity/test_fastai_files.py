@@ -9,12 +9,12 @@ import pytest
 import torch
 from commands import run_command
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_ctxmodels import CtxError, CtxUlmfitTokenizer
 from hf_ctxmodels.conversion.ulmfit import build_ulmfit_tokenizer, read_fastai, read_words
 
-WORDS, WIDTH, CELL, LAYERS = 40, 12, 20, 3
+WORDS, WIDTH, CELL, LAYERS, LABELS = 40, 12, 20, 3, 2
 ITOS = [*CtxUlmfitTokenizer.special_tokens, *(f"w{number}" for number in range(WORDS - 11)), "xxfake", "xxfake"]
 
 
@@ -30,11 +30,16 @@ class ReferenceModel(nn.Module):
         self.bias = nn.Parameter(torch.randn(WORDS))
 
     def forward(self, ids: Tensor, states: list | None = None) -> tuple[Tensor, list]:
+        values, final_states = self.hidden_states(ids, states)
+        return values @ self.encoder.weight.T + self.bias, final_states
+
+    def hidden_states(self, ids: Tensor, states: list | None = None) -> tuple[Tensor, list]:
+        """(batch, length, hidden) of the last layer, and the final state of each layer."""
         values, final_states = self.encoder(ids), []
         for rnn, state in zip(self.rnns, states or [None] * LAYERS, strict=True):
             values, state = rnn(values, state)
             final_states.append(state)
-        return values @ self.encoder.weight.T + self.bias, final_states
+        return values, final_states
 
 
 def release_weights(reference: ReferenceModel, layout: str) -> dict[str, Tensor]:
@@ -73,6 +78,56 @@ def test_logits_equal_torch_lstm(layout: str, tmp_path: Path) -> None:
             outputs = model(input_ids=segment, past_key_values=cache, use_cache=True)
             torch.testing.assert_close(outputs.logits, expected, atol=1e-5, rtol=1e-5)
             cache = outputs.past_key_values
+
+
+class ReferenceClassifier(nn.Module):
+    """The pooled states of the language model's last layer below two blocks of a layout."""
+
+    def __init__(self, layout: str) -> None:
+        super().__init__()
+        self.language_model = ReferenceModel()
+        widths = [3 * WIDTH, 50, LABELS]
+        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for width in widths[:2])
+        self.linears = nn.ModuleList(nn.Linear(*pair, bias=layout != "2") for pair in pairwise(widths))
+        for norm in self.norms:
+            for values in (norm.weight, norm.bias, norm.running_mean):
+                nn.init.normal_(values)
+            nn.init.uniform_(norm.running_var, 0.5, 1.5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        states, _ = self.language_model.hidden_states(ids)
+        values = torch.cat([states[:, -1], states.amax(1), states.mean(1)], 1)
+        values = self.linears[0](self.norms[0](values)).relu()
+        return self.linears[1](self.norms[1](values))
+
+    def release_weights(self, layout: str) -> dict[str, Tensor]:
+        """Weights with the names of a release; the file of 2018 has no number of batches."""
+        encoder = {
+            name: value for name, value in release_weights(self.language_model, layout).items() if name[0] == "0"
+        }
+        prefix = "0." if layout == "2018" else "0.module."
+        weights = {name.replace("0.", prefix, 1): value for name, value in encoder.items()}
+        for block, modules in enumerate(zip(self.norms, self.linears, strict=True)):
+            names = {"2018": ("{0}.bn", "{0}.lin"), "1": ("{1}", "{2}"), "2": ("{0}.0", "{0}.2")}[layout]
+            for name, module in zip(names, modules, strict=True):
+                name = name.format(block, 4 * block, 4 * block + 2)
+                weights |= {f"1.layers.{name}.{key}": value for key, value in module.state_dict().items()}
+        if layout == "2018":
+            weights = {name: value for name, value in weights.items() if "num_batches" not in name}
+        return weights
+
+
+@pytest.mark.parametrize("layout", ["1", "2", "2018"])
+def test_classifier(layout: str, tmp_path: Path) -> None:
+    reference, out = ReferenceClassifier(layout).eval(), tmp_path / "out"
+    torch.save({"model": reference.release_weights(layout)}, tmp_path / "classifier.pth")
+    (tmp_path / "itos.json").write_text(json.dumps(ITOS))
+    flags = {"weights": tmp_path / "classifier.pth", "vocabulary": tmp_path / "itos.json", "output": out}
+    assert run_command("convert", "ulmfit", **flags) == 0
+    tokenizer, model = AutoTokenizer.from_pretrained(out), AutoModelForSequenceClassification.from_pretrained(out)
+    batch = tokenizer("w3 W7 w5", return_tensors="pt")
+    with torch.no_grad():
+        torch.testing.assert_close(model(**batch).logits, reference(batch.input_ids), atol=1e-5, rtol=1e-5)
 
 
 def test_convert_command(tmp_path: Path) -> None:

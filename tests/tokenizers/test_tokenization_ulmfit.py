@@ -21,24 +21,44 @@ def tokenizer() -> CtxUlmfitTokenizer:
     [
         ("The cat", "xxmaj the cat"),
         ("the CAT sat", "the xxup cat sat"),
-        ("McDonald. A, I", "mcdonald . a , i"),
-        ("U.S. W7", "xxup u . s . xxup w7"),
+        ("McDonald. A, I", "mcdonald . xxup a , i"),
+        ("U.S. W7", "xxup u.s . xxup w7"),
         ("good!!!!", "good xxrep 4 !"),
         ("!!!", "xxrep 3 !"),
-        ("film!!", "film !!"),
+        ("film!!", "film ! !"),
         ("1000", "1 xxrep 3 0"),
         ("so no no no, so no", "so xxwrep 3 no , so no"),
         ("very very very good", "xxwrep 3 very good"),
         ("no no. no no", "no no . no no"),
-        ("men &amp; films<br />good", "men & films good"),
+        ("men &amp; films<br />good", "men & films \n good"),
+        ("a good... <unk> 3 @.@ 4", "a good … xxunk 3.4"),
         ("", ""),
     ],
 )
 def test_normalization_rules(tokenizer: CtxUlmfitTokenizer, text: str, tokens: str) -> None:
     vocabulary = set(tokenizer.get_vocab())
-    expected = [token if token in vocabulary else "xxunk" for token in tokens.split()]
+    expected = [token if token in vocabulary else "xxunk" for token in tokens.split(" ")] if tokens else []
     assert tokenizer.tokenize(text) == expected
     assert tokenizer(text).input_ids == [tokenizer.bos_token_id, *tokenizer.convert_tokens_to_ids(expected)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("It's what I'd see; they've don't won't", "it 's what i 'd see ; they 've do n't wo n't"),
+        ("we’ll ’s do n't", "we ’ll ’s do n't"),
+        ("cannot gonna wanna", "can not gon na wanna"),
+        ("O'Clock rock'n'roll 'quoted' dogs'", "o'clock rock'n'roll ' quoted ' dogs '"),
+        ("k-19 24-hour well-known 3-4 high- -lrb-", "k-19 24 - hour well - known 3 - 4 high- -lrb-"),
+        ("5km 9pm 1990s 1,234.5 10:30 $5 5%", "5 km 9 pm 1990s 1,234.5 10:30 $ 5 5 %"),
+        ("p.m. e.g. x.com a/b c#d a_b", "p.m. e.g. x.com a / b c # d a_b"),
+        ('end." -- (end)', 'end . " -- ( end )'),
+    ],
+)
+def test_words_are_split_as_in_fastai(text: str, words: str) -> None:
+    tokenizer = CtxUlmfitTokenizer.from_words(sorted({*words.split()}))
+    tokens = tokenizer.tokenize(text)
+    assert [token for token in tokens if token not in ("xxmaj", "xxup")] == words.split()
 
 
 def test_repetitions(tokenizer: CtxUlmfitTokenizer) -> None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, ClassVar, Self
 
-from tokenizers import Regex, normalizers
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
 
@@ -12,17 +12,52 @@ SPECIAL_TOKENS = ("xxunk", "xxpad", "xxbos", "xxeos", "xxfld", "xxrep", "xxwrep"
 UNK, PAD, BOS, EOS, FIELD, REPEATED_CHARACTER, REPEATED_WORD, ALL_CAPITALS, CAPITALIZED = SPECIAL_TOKENS
 
 _MAX_REPETITIONS = 20  # longer repetitions are truncated
-_MARKUP = {
+_MARKUP = {  # of HTML, also without its ampersand, and of WikiText
     "<br />": "\n",
     "<br/>": "\n",
     "<br>": "\n",
+    "\\n": "\n",
     "&amp;": "&",
+    "amp;": "&",
     "&quot;": '"',
+    "quot;": "'",
+    '\\"': '"',
     "&#39;": "'",
+    "#39;": "'",
+    "#146;": "'",
+    "#36;": "$",
     "&lt;": "<",
     "&gt;": ">",
     "&nbsp;": " ",
+    "nbsp;": " ",
+    "<unk>": UNK,
+    " @.@ ": ".",
+    " @-@ ": "-",
+    "...": " …",
 }
+_CLITIC = r"(?i:['’](?:s|re|ll|d)|(?<=\w)['’](?:m|ve)|n['’]t)\b"
+_UNIT = r"(?i:[kcdmµn]?m|[kmµ]?g|[kmgt]b|kmh|mph|ha|yd|in|ft|lb|oz|t|[ap]m)\b"
+_INFIX = "|".join(  # characters that do not end a word
+    [
+        r"\.(?=\w)",
+        r"(?<=\d)[,:](?=\d)",
+        r"(?<=\p{L})-(?=\d)",
+        rf"(?<=\p{{L}})(?!{_CLITIC})['’](?=\p{{L}})",
+        r"-(?![\w-])",
+    ]
+)
+_WORD = "|".join(  # the words of spaCy's English tokenizer, except most of its abbreviations and emoticons
+    [
+        _CLITIC,
+        r"(?i:can(?=not\b)|gon(?=na\b)|got(?=ta\b)|\w+?(?=n['’]t\b))",
+        r"\b(?:(?i:a\.m|p\.m|e\.g|i\.e)|\p{L})\.(?!\w)",
+        rf"\d+(?:[.,]\d+)*(?={_UNIT})",
+        rf"(?:(?<!\S)-)?\w+(?:(?:{_INFIX})\w*)*",
+        r"--+|\.\.+|''",
+        r"[^\w\s]",
+        r"\n\s*(?=\S)",
+    ]
+)
 
 
 def _replace(pattern: str, content: str) -> normalizers.Normalizer:
@@ -86,11 +121,18 @@ class CtxUlmfitTokenizer(CtxWordTokenizer):
         steps = [normalizers.NFC(), *(normalizers.Replace(*pair) for pair in _MARKUP.items())]
         steps += [normalizers.Prepend(" "), *_repetitions()]
         if do_lower_case:
-            steps.append(_replace(r"\s(?=\p{Lu}[^\p{Ll}\s]*[\p{Lu}\p{Nd}][^\p{Ll}\s]*(?:\s|\z))", f" {ALL_CAPITALS} "))
+            steps.append(_replace(r"\s(?=\p{Lu}[^\p{Ll}\s]+(?:\s|\z))", f" {ALL_CAPITALS} "))
             steps.append(_replace(r"\s(?=\p{Lu}[^\p{Lu}\s]*\p{Ll}[^\p{Lu}\s]*(?:\s|\z))", f" {CAPITALIZED} "))
             steps.append(normalizers.Lowercase())
         # the backend normalizes added tokens, too, and finds "foo" in "(foo)" only if they do not begin with a space
         return [*steps, normalizers.Strip(left=True, right=False)]
+
+    @classmethod
+    def _backend(cls, vocab: dict[str, int], unk_token: str, lower_case: bool, split_punctuation: bool) -> Tokenizer:
+        backend = super()._backend(vocab, unk_token, lower_case, split_punctuation)
+        if split_punctuation:
+            backend.pre_tokenizer = pre_tokenizers.Split(Regex(_WORD), "removed", invert=True)
+        return backend
 
     def _decode(self, token_ids: int | list[int], *arguments: Any, **kwargs: Any) -> str:
         """The text with its capitals and repetitions restored."""
