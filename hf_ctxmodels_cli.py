@@ -226,6 +226,7 @@ def main() -> NoReturn:
     except UnknownCommandError as error:
         print(f"\n{error}", file=sys.stderr)
         sys.exit(2)
+    os.environ["MPLBACKEND"] = "agg"  # commands write files; the backend of a notebook may not be installed here
     atexit.register(gc.freeze)  # collections at exit would traverse the imported modules for seconds
     try:
         from hf_ctxmodels.core.console import run_script

@@ -105,6 +105,15 @@ def test_second_interruption_has_no_traceback(monkeypatch, capsys):
     assert capsys.readouterr().err == "\nInterrupted.\n"
 
 
+def test_missing_backend_of_notebook_does_not_matter():
+    """A cell of a notebook passes the name of its backend to a command of another environment."""
+    code = "import atexit, sys; atexit.register(__import__, 'matplotlib.figure'); import hf_ctxmodels_cli as cli; "
+    code += "sys.argv = ['hf-ctxmodels', 'recipes']; cli.main()"
+    environment = os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_package_import_is_lazy(process_without_package):
     code = "import sys, hf_ctxmodels; print(*sys.modules); hf_ctxmodels.DataCollatorForMaskedLM"
     result = process_without_package.run("-c", code)
