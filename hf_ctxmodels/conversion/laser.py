@@ -1,4 +1,7 @@
-r"""Convert a released LASER encoder and its BPE codes to a model and its tokenizer, for text tokenized by Moses.
+r"""Convert a released LASER encoder and its BPE codes to a model and its tokenizer.
+
+The tokenizer splits words by the English Moses rules (package sacremoses); set `tokenizer.moses_language` for another
+language, or to None for text that is already split into words.
 
 hf-ctxmodels convert laser --encoder bilstm.93langs.2018-12-26.pt --codes 93langs.fcodes \
     --output runs/laser
@@ -34,8 +37,8 @@ def read_encoder(file: str | Path) -> dict[str, Any]:
 def build_laser(
     encoder: Mapping[str, Any], merges: Sequence[tuple[str, str]], location: str | None = None
 ) -> tuple[CtxLaserModel, CtxLaserTokenizer]:
-    """Create the model and its tokenizer, for lower-cased text split into words, from the content of `read_encoder` and
-    the merges of `read_codes`. Tokens that occur only in merges have the embedding of unknown tokens.
+    """Create the model and its tokenizer from the content of `read_encoder` and the merges of `read_codes`. Tokens that
+    occur only in merges have the embedding of unknown tokens.
 
     Raises:
         CtxError: Weights, dictionary and merges do not match.
@@ -68,7 +71,8 @@ def build_laser(
     added_embeddings = embeddings[unknown].expand(len(vocab) - len(embeddings), -1)
     model = CtxLaserModel(config)
     model.load_state_dict({**layers, "embeddings.weight": torch.cat([embeddings, added_embeddings]).float()})
-    return model.eval(), CtxLaserTokenizer(vocab=vocab, merges=list(merges), split_punctuation=False)
+    rules: dict[str, Any] = {"split_punctuation": False, "moses_language": "en"}
+    return model.eval(), CtxLaserTokenizer(vocab=vocab, merges=list(merges), **rules)
 
 
 @dataclass(kw_only=True)

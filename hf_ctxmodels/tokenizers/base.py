@@ -27,14 +27,14 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
     Attributes:
         defaults: Default values of keyword arguments, including special tokens.
         reads_unchanged_text: Whether the tokenizer of the `tokenizers` library encodes texts without preparation;
-            False in a class with its own `_encode_plus`.
+            False if `_encode_plus` changes them.
         templates: Templates with special tokens for one text and for a pair, see `set_template`; None for no special
             tokens.
     """
 
     defaults: ClassVar[dict[str, Any]] = {}
     templates: ClassVar[tuple[str, str] | None] = None
-    reads_unchanged_text: ClassVar[bool] = True
+    reads_unchanged_text: bool = True
     model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

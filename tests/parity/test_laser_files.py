@@ -51,10 +51,12 @@ def test_embeddings_equal_torch(width: int, hidden: int, layers: int, side: str,
 
 
 def test_token_ids_match_release() -> None:
+    pytest.importorskip("sacremoses", reason="needs the extra `moses`")
     _, encoder = build_release(6, 4, 1)
     model, tokenizer = build_laser(encoder, CODES)
     dictionary = encoder["dictionary"]
     tokens_by_text = {"the": ["the"], "cat .": ["cat", "."], "t": ["t"], "sac": ["<unk>", "<unk>"]}
+    tokens_by_text["The cat."] = tokens_by_text["the cat ."] = ["the", "cat", "."]
     for text, tokens in tokens_by_text.items():
         ids = tokenizer(text).input_ids
         assert ids[-1] == dictionary["</s>"]
@@ -73,16 +75,35 @@ def test_convert_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     lstm, encoder = build_release(6, 4, 2)
     torch.save(encoder, tmp_path / "encoder.pt")
     (tmp_path / "codes").write_text("".join(f"{a} {b} 10\n" for a, b in CODES))
+    pytest.importorskip("sacremoses", reason="needs the extra `moses`")
     flags = {"encoder": tmp_path / "encoder.pt", "codes": tmp_path / "codes", "output": tmp_path / "laser"}
     assert run_command("convert", "laser", **flags) == 0
     assert "tokens" in capsys.readouterr().out
     model = AutoModel.from_pretrained(tmp_path / "laser")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "laser")
-    embeddings = model.encode(["The cat .", ""], tokenizer)
+    embeddings = model.encode(["The cat.", ""], tokenizer)
     for row, tokens in enumerate((["the", "cat", ".", "</s>"], ["</s>"])):
         ids = [encoder["dictionary"][token] for token in tokens]
         expected = lstm(encoder["model"]["embed_tokens.weight"][ids][:, None])[0][:, 0].amax(0)
         torch.testing.assert_close(embeddings[row], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_moses_language(tmp_path: Path) -> None:
+    """It is saved, None is for text that is already split, and special tokens are not split."""
+    pytest.importorskip("sacremoses", reason="needs the extra `moses`")
+    tokenizer = build_laser(build_release(6, 4, 1)[1], CODES)[1]
+    assert tokenizer.tokenize("The</s> cat.") == ["the</w>", "</s>", "cat</w>", ".</w>"]
+    tokenizer.moses_language = "de"
+    tokenizer.save_pretrained(tmp_path)
+    reopened = AutoTokenizer.from_pretrained(tmp_path)
+    assert (reopened.moses_language, reopened.reads_unchanged_text) == ("de", False)
+    assert reopened(["The cat.", "sat"], ["the", "cat."]) == tokenizer(["The cat.", "sat"], ["the", "cat."])
+    tokenizer.moses_language = None
+    assert tokenizer.tokenize("the cat.")[-1] == ".</w>"
+    assert tokenizer.tokenize("the cat.") != ["the</w>", "cat</w>", ".</w>"]
+    tokenizer.moses_language = "zh"
+    with pytest.raises(CtxError, match="'zh'"):
+        tokenizer("the cat")
 
 
 def test_invalid_files_raise(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, XLMTokenizer
 
 from hf_ctxmodels import CtxError, CtxXLMTokenizer
 from hf_ctxmodels.models.xlm.moses import without_accents
+from hf_ctxmodels.tokenizers.moses import load_moses
 
 LINES = [
     "C'est l'été; «voilà» — n’est-ce pas ?",
@@ -145,9 +146,7 @@ def test_separate_vocabularies(tmp_path: Path, do_lower_case: bool) -> None:
 
 def test_missing_sacremoses(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sacremoses", None)
-    from hf_ctxmodels.models.xlm import moses
-
-    moses._moses.cache_clear()
+    load_moses.cache_clear()
     with pytest.raises(CtxError, match=r"hf_ctxmodels\[moses\]"):
         CtxXLMTokenizer.from_pretrained(files)("a boat")
     with pytest.raises(CtxError, match="without spaces"):

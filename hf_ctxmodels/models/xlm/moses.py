@@ -2,12 +2,8 @@
 
 import re
 import unicodedata
-from functools import lru_cache
-from typing import Any
 
-from hf_ctxmodels.core.errors import CtxError
-
-UNSEGMENTED_LANGUAGES = ("ja", "th", "zh")  # written without spaces, which Moses does not split
+from hf_ctxmodels.tokenizers.moses import load_moses
 
 # full-width digits and punctuation -> ASCII
 _PUNCTUATION = str.maketrans(
@@ -30,12 +26,9 @@ _ROMANIAN = str.maketrans(
 
 def split_words(text: str, language: str, do_lower_case: bool) -> list[str]:
     """Split a text into words: normalize punctuation, split by the Moses rules with the abbreviations of the language
-    (English for unknown languages), and, with `do_lower_case`, lower-case and remove accents.
-
-    Raises:
-        CtxError: sacremoses is not installed, or the language is one of `UNSEGMENTED_LANGUAGES`.
-    """
-    normalizer, tokenizer = _moses(language)
+    (English for unknown languages), and, with `do_lower_case`, lower-case and remove accents; raises CtxError as
+    `load_moses`."""
+    normalizer, tokenizer = load_moses(language)
     text = normalizer.normalize(_FULL_STOP.sub(". ", text).translate(_PUNCTUATION))
     text = "".join(character for character in text if not unicodedata.category(character).startswith("C"))
     words = tokenizer.tokenize(text.translate(_ROMANIAN) if language == "ro" else text, return_str=False, escape=False)
@@ -48,22 +41,3 @@ def without_accents(text: str) -> str:
     """Lower-case a text and remove combining marks."""
     decomposed = unicodedata.normalize("NFD", text.lower())
     return "".join(character for character in decomposed if unicodedata.category(character) != "Mn").lower()
-
-
-@lru_cache
-def _moses(language: str) -> tuple[Any, Any]:
-    """The punctuation normalizer and the tokenizer of a language."""
-    if language in UNSEGMENTED_LANGUAGES:
-        raise CtxError(
-            f"Moses does not support {language!r}, which is written without spaces between words.",
-            hint="split the words beforehand and use word_splitting='whitespace'.",
-        )
-    try:
-        import sacremoses
-    except ImportError as error:
-        raise CtxError(
-            "The released XLM tokenizers require sacremoses, which is not installed.",
-            hint="pip install 'hf_ctxmodels[moses]', or use word_splitting='punctuation', which splits some words "
-            "differently.",
-        ) from error
-    return sacremoses.MosesPunctNormalizer(lang=language), sacremoses.MosesTokenizer(lang=language)

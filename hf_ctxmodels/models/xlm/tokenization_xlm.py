@@ -1,6 +1,5 @@
 """BPE tokenizer of XLM, trained jointly on all languages (Lample & Conneau 2019, section 3.1)."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, ClassVar, Self
@@ -17,6 +16,7 @@ from hf_ctxmodels.core.generation import split_language_tag
 from hf_ctxmodels.models.xlm.moses import split_words, without_accents
 from hf_ctxmodels.tokenizers.base import empty_text_error
 from hf_ctxmodels.tokenizers.bpe import END_OF_WORD, WordBPETokenizer, require_text, train_bpe
+from hf_ctxmodels.tokenizers.moses import map_texts
 from hf_ctxmodels.tokenizers.word_level import TRANSLATION_SEPARATOR
 
 _MAX_VOCABULARIES = 16  # planes of Unicode beyond the first
@@ -192,20 +192,17 @@ class CtxXLMTokenizer(WordBPETokenizer):
 
     def _split_into_words(self, texts: Any, language: str) -> Any:
         """Separate the words of (nested lists of) texts by spaces; special tokens are unchanged."""
-        if not isinstance(texts, str):
-            return texts if texts is None else [self._split_into_words(text, language) for text in texts]
-        special = "|".join(map(re.escape, sorted(self.all_special_tokens, key=len, reverse=True)))
-        segments = re.split(f"({special})", texts)
-        for index in range(0, len(segments), 2):
+
+        def split(text: str) -> str:
             if self.word_splitting == "moses":
-                segments[index] = " ".join(split_words(segments[index], language, self.lower_cases))
+                text = " ".join(split_words(text, language, self.lower_cases))
             elif self.word_splitting == "punctuation":
-                segments[index] = " ".join(split_at_punctuation(segments[index], self.lower_cases))
+                text = " ".join(split_at_punctuation(text, self.lower_cases))
             elif self.lower_cases:
-                segments[index] = without_accents(segments[index])
-            if self.separate_vocabularies:
-                segments[index] = _shift_characters(segments[index], self.language_id(language))
-        return " ".join(segments)
+                text = without_accents(text)
+            return _shift_characters(text, self.language_id(language)) if self.separate_vocabularies else text
+
+        return map_texts(self, texts, split)
 
     def decode(self, *args: Any, **kwargs: Any) -> str | list[str]:
         """As in transformers, with the characters of separate vocabularies."""
