@@ -54,6 +54,7 @@ class NewsFieldsLM(DataCollatorForNewsFieldsLM, Objective):
     Related: `DocumentLM` joins running text to full examples.
 
     Example:
+        >>> from hf_ctxmodels.data.document_sources import load_documents
         >>> objective = NewsFieldsLM(tokenizer, max_length=1024, seed=0)
         >>> next(objective.examples(load_documents("news.jsonl", news_articles=True)))
     """

@@ -37,6 +37,7 @@ class Translation(DataCollatorForTranslation, Objective):
     two language models.
 
     Example:
+        >>> from hf_ctxmodels.data.document_sources import load_documents
         >>> objective = Translation(tokenizer, max_length=50, seed=0)
         >>> next(objective.examples(load_documents("train.en", translations=["train.de"])))
     """

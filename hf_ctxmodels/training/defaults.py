@@ -50,8 +50,8 @@ def rate_for_size(config: PreTrainedConfig | None, base_rate: float) -> float:
 
     Example:
         >>> from hf_ctxmodels import CtxBertConfig
-        >>> rate_for_size(CtxBertConfig(hidden_size=128, num_hidden_layers=2), base_rate=1.4e-4)
-        0.0021
+        >>> rate_for_size(CtxBertConfig(hidden_size=192, num_hidden_layers=4), base_rate=1.4e-4)
+        0.00097
     """
     width, layers = _width_and_layers(config)
     return float(f"{base_rate * BASE_WIDTH / width * math.sqrt(BASE_LAYERS / layers):.2g}")

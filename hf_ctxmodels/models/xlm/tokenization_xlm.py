@@ -54,7 +54,7 @@ class CtxXLMTokenizer(WordBPETokenizer):
         >>> texts = ["<de> Eine Katze.", "<en> A cat."]
         >>> tokenizer = CtxXLMTokenizer.train(texts * 2, vocab_size=60)
         >>> tokenizer("eine Katze", language="de").langs
-        [0, 0, 0, 0, 0, 0]
+        [0, 0, 0, 0]
     """
 
     first_tokens = ("<s>", "</s>", "<pad>", "<unk>", *(f"<special{number}>" for number in range(10)))
