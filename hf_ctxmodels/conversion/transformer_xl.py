@@ -9,6 +9,7 @@ import re
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,12 @@ def read_transformer_xl(file: str | Path, config: CtxTransformerXLConfig) -> Ctx
         for pattern, replacement in _NAMES:
             name = re.sub(pattern, replacement, name)
         weights[name] = value.float()
+    if config.div_val == 1:  # the clusters are in one matrix
+        edges = [0, *(config.cutoffs or []), config.vocab_size]
+        sizes = [stop - start for start, stop in pairwise(edges)]
+        for name in ("transformer.word_embeddings.clusters.{}.weight", "softmax.biases.{}"):
+            if (values := weights.pop(name.format(0), None)) is not None:
+                weights |= {name.format(number): rows for number, rows in enumerate(values.split(sizes))}
     for layer in range(config.num_hidden_layers if not config.untie_r else 0):  # shared by all layers
         for source, target in (("r_w_bias", "content_bias"), ("r_r_bias", "position_bias")):
             if (bias := content.get(f"transformer.{source}")) is not None:

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.tokenizers.base import CtxTokenizer
 
 UNSEGMENTED_LANGUAGES = ("ja", "th", "zh")  # written without spaces, which Moses does not split
 
@@ -44,3 +45,36 @@ def map_texts(tokenizer: PreTrainedTokenizerBase, texts: Any, function: Callable
     segments = re.split(f"({special})", texts)
     segments[::2] = map(function, segments[::2])
     return " ".join(segments)
+
+
+class MosesTokenizer(CtxTokenizer):
+    """Base class of tokenizers that can split running text into words by the Moses rules.
+
+    Args:
+        moses_language: Normalize punctuation and split words by the rules of this language (package sacremoses); None
+            for the rules of the class alone. The attribute can be changed. Offsets refer to the split text.
+    """
+
+    def __init__(self, *args: Any, moses_language: str | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, moses_language=moses_language, **kwargs)
+        self.moses_language = moses_language
+
+    @property
+    def moses_language(self) -> str | None:
+        """Language of the Moses rules; None if they are not used."""
+        return self._moses_language
+
+    @moses_language.setter
+    def moses_language(self, language: str | None) -> None:
+        self._moses_language = self.init_kwargs["moses_language"] = language
+        self.reads_unchanged_text = language is None
+
+    def _encode_plus(self, text: Any, text_pair: Any = None, *args: Any, **kwargs: Any) -> BatchEncoding:
+        if self.moses_language is not None:
+            text, text_pair = (map_texts(self, texts, self._split_into_words) for texts in (text, text_pair))
+        return super()._encode_plus(text, text_pair, *args, **kwargs)
+
+    def _split_into_words(self, text: str, **options: Any) -> str:
+        """The words of a text, separated by spaces; the options are sacremoses' own."""
+        normalizer, tokenizer = load_moses(str(self.moses_language))
+        return tokenizer.tokenize(normalizer.normalize(text), return_str=True, escape=False, **options)

@@ -11,7 +11,11 @@ import torch
 from commands import run_command
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_ctxmodels.models.transformer_xl import CtxTransformerXLConfig, CtxTransformerXLForCausalLM
+from hf_ctxmodels.models.transformer_xl import (
+    CtxTransformerXLConfig,
+    CtxTransformerXLForCausalLM,
+    CtxTransformerXLTokenizer,
+)
 
 WORDS = ["<eos>", "the", "<unk>", "cat", ",", *(f"w{number}" for number in range(25))]
 RELEASED = {  # native name -> released name
@@ -54,8 +58,15 @@ def write_release(folder: Path, **fields: Any) -> tuple[CtxTransformerXLForCausa
                 del weights[f"transformer.layers.{layer}.dec_attn.{bias_name}"]
     for cluster in range(3):
         weights[f"crit.out_layers.{cluster}.weight"] = weights[f"transformer.word_emb.emb_layers.{cluster}.weight"]
-        if cluster:
+        if cluster and values["div_val"] > 1:
             weights[f"crit.out_projs.{cluster}"] = weights[f"transformer.word_emb.emb_projs.{cluster}"]
+    if values["div_val"] == 1:  # one matrix for all clusters
+        for name in (
+            "transformer.word_emb.emb_layers.{}.weight",
+            "crit.out_layers.{}.weight",
+            "crit.out_layers.{}.bias",
+        ):
+            weights[name.format(0)] = torch.cat([weights.pop(name.format(cluster)) for cluster in range(3)])
     weights["transformer.pos_emb.inv_freq"] = torch.zeros(8)
     torch.save(weights, folder / "pytorch_model.bin")
     config = {**values, "d_head": 4, "pre_lnorm": False, "attn_type": 0, "proj_share_all_but_first": True}
@@ -69,10 +80,10 @@ def write_release(folder: Path, **fields: Any) -> tuple[CtxTransformerXLForCausa
     return model, {name: folder / file for name, file in files.items()} | {"output": folder / "out"}
 
 
-@pytest.mark.parametrize("untie_r", [True, False])
+@pytest.mark.parametrize(("untie_r", "div_val"), [(True, 2), (False, 2), (True, 1)])
 @torch.no_grad()
-def test_converted_outputs_equal_model(untie_r: bool, tmp_path: Path) -> None:
-    model, flags = write_release(tmp_path, untie_r=untie_r)
+def test_converted_outputs_equal_model(untie_r: bool, div_val: int, tmp_path: Path) -> None:
+    model, flags = write_release(tmp_path, untie_r=untie_r, div_val=div_val)
     assert run_command("convert", "transformer-xl", **flags) == 0
     converted = AutoModelForCausalLM.from_pretrained(flags["output"]).eval()
     tokenizer = AutoTokenizer.from_pretrained(flags["output"])
@@ -82,6 +93,18 @@ def test_converted_outputs_equal_model(untie_r: bool, tmp_path: Path) -> None:
     torch.testing.assert_close(outputs.logits, expected.logits)
     next_logits = [network(batch["input_ids"], mems=outputs.mems).logits for network in (converted, model)]
     torch.testing.assert_close(*next_logits)
+
+
+def test_moses_rules_of_running_text() -> None:
+    """The words of `TransfoXLTokenizer` of transformers 4."""
+    pytest.importorskip("sacremoses", reason="needs the extra `moses`")
+    tokenizer = CtxTransformerXLTokenizer.train(["a b"], vocab_size=9, min_count=1, moses_language="en")
+    tokenizer.add_tokens(words := ["The", "cat", ",", "don", "'t", "well", "@-@", "1", "@,@", "000", "@.@", "5", "."])
+    assert tokenizer.tokenize("The cat, don't well-cat <unk> 1,000.5.") == [
+        *("The", "cat", ",", "don", "'t", "well", "@-@", "cat", "<unk>", "1", "@,@", "000", "@.@", "5", ".")
+    ]
+    tokenizer.moses_language = None
+    assert tokenizer.tokenize(" ".join(words)) == words
 
 
 class Forbidden:
