@@ -98,8 +98,8 @@ def test_converted_outputs_equal_model(untie_r: bool, div_val: int, tmp_path: Pa
 def test_moses_rules_of_running_text() -> None:
     """The words of `TransfoXLTokenizer` of transformers 4."""
     pytest.importorskip("sacremoses", reason="needs the extra `moses`")
-    tokenizer = CtxTransformerXLTokenizer.train(["a b"], vocab_size=9, min_count=1, moses_language="en")
-    tokenizer.add_tokens(words := ["The", "cat", ",", "don", "'t", "well", "@-@", "1", "@,@", "000", "@.@", "5", "."])
+    words = ["The", "cat", ",", "don", "'t", "well", "@-@", "1", "@,@", "000", "@.@", "5", "."]
+    tokenizer = CtxTransformerXLTokenizer.from_words(words, moses_language="en")
     assert tokenizer.tokenize("The cat, don't well-cat <unk> 1,000.5.") == [
         *("The", "cat", ",", "don", "'t", "well", "@-@", "cat", "<unk>", "1", "@,@", "000", "@.@", "5", ".")
     ]
