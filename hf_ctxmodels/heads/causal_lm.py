@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
-from transformers import DynamicCache, GenerationMixin
+from transformers import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
@@ -23,10 +23,11 @@ from hf_ctxmodels.heads.base import (
     mask_of_targets,
     validate_targets,
 )
+from hf_ctxmodels.heads.stop_strings import GenerationWithStopStrings
 from hf_ctxmodels.layers.cpu.linear import prepacked_weights
 
 
-class ForCausalLM(HeadModel, GenerationMixin):
+class ForCausalLM(HeadModel, GenerationWithStopStrings):
     """Predicts each token from the tokens before it; `generate` continues a text.
 
     With `labels`, the encoder's output and the vocabulary's logits are computed for the tokens with a target only, and

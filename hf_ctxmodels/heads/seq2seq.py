@@ -23,6 +23,7 @@ from hf_ctxmodels.heads.base import (
     mask_of_targets,
     validate_targets,
 )
+from hf_ctxmodels.heads.stop_strings import GenerationWithStopStrings
 from hf_ctxmodels.layers.common import RecurrentDecoderOutput
 from hf_ctxmodels.layers.cpu.linear import linear, prepacked_weights
 
@@ -69,7 +70,7 @@ class ConditionalGenerationOutput(DecoderAliases, ModelOutput):
     encoder_attentions: tuple[Tensor, ...] | None = None
 
 
-class Seq2SeqHead(HeadModel, GenerationMixin):
+class Seq2SeqHead(HeadModel, GenerationWithStopStrings):
     """Base class of heads that generate a target from a source.
 
     The configuration has `target_vocab_size` and `decoder_start_token_id`. A family lists `GenerationMixin` among the

@@ -4,11 +4,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import GenerationMixin, LogitsProcessorList
+from transformers import LogitsProcessorList
 from transformers.generation import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
+from hf_ctxmodels.heads.stop_strings import GenerationWithStopStrings
 
-class StatefulGeneration(GenerationMixin):
+
+class StatefulGeneration(GenerationWithStopStrings):
     """Generation of a language model with a state.
 
     Attributes:

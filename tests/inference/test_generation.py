@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from commands import tiny_pair
 from transformers import PreTrainedModel
+from transformers.generation import StopStringCriteria
 from zoo import HEADS, Case, assert_close, make_batch, make_targets
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.heads.stop_strings import DecodedStopStrings
 from hf_ctxmodels.layers.cpu.linear import active_prepacked_weights
 from hf_ctxmodels.registry import FAMILIES
 
@@ -244,3 +247,32 @@ def test_logits_to_keep(case: Case) -> None:
         assert_close(outputs.logits, expected)
         assert_close(outputs.loss, model(**batch, **targets).loss)
     assert model._supports_logits_to_keep()
+
+
+@pytest.mark.parametrize("case", GENERATING_CASES, ids=str)
+@pytest.mark.filterwarnings("ignore")
+def test_stop_strings(case: Case) -> None:
+    """Generation ends with the first token after which the decoded text contains a stop string."""
+    texts = ["the cat saw a small garden\tdie Katze sah den Garten", "a dog\tein Hund"]
+    model, tokenizer = tiny_pair(case.family.name, case.auto_name, texts, target_vocab_size=10)  # as many target words
+    batch = tokenizer(["the cat saw"], return_tensors="pt")
+    decode = tokenizer.batch_decode if getattr(tokenizer, "target_words", None) is None else tokenizer.decode_target
+    options = {**batch, "do_sample": False, "eos_token_id": None, "no_repeat_ngram_size": 1}
+    ids = model.generate(**options, max_new_tokens=8)[0]
+    texts = decode([ids[:stop].tolist() for stop in range(len(ids) - 8, len(ids) + 1)])
+    string = next(text for text in texts if len(text) > len(texts[0]) + 3)[-3:]
+    length = next(index for index, text in enumerate(texts) if text.count(string) > texts[0].count(string))
+    stopped = model.generate(**options, max_new_tokens=8, stop_strings=["never", string], tokenizer=tokenizer)
+    assert stopped[0].tolist() == ids[: len(ids) - 8 + length].tolist()
+
+
+@pytest.mark.parametrize("string", ["é", "saw a", "garden", " sm"])
+def test_stop_strings_match_transformers(string: str) -> None:
+    """With an alphabet of bytes, as in transformers."""
+    _, tokenizer = tiny_pair("gpt2", "AutoModelForCausalLM", ["the cat saw a small garden é"])
+    for criterion in (DecodedStopStrings([string], tokenizer), StopStringCriteria(tokenizer, [string])):
+        ids = tokenizer("the cat saw a small garden é café", return_tensors="pt").input_ids
+        stops = [bool(criterion(ids[:, :length], None)) for length in range(1, ids.shape[1] + 1)]
+        text = tokenizer.decode(ids[0, : stops.index(True) + 1])
+        assert text.count(string) == 1
+        assert string not in tokenizer.decode(ids[0, : stops.index(True)])
