@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from transformers.utils import cached_file
 
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
@@ -44,16 +45,33 @@ def suppress_adapter_notice() -> Iterator[None]:
         _IS_NOTICE_SUPPRESSED.reset(token)
 
 
-def report_unloaded_adapters(source: Any) -> None:
-    """Print which adapters in the directory of a loaded model were not loaded: without them its outputs differ."""
+_NO_ERRORS = {
+    f"_raise_exceptions_for_{cause}": False for cause in ("gated_repo", "missing_entries", "connection_errors")
+}
+
+
+def report_unloaded_adapters(source: Any, subfolder: str = "", **hub_options: Any) -> None:
+    """Print that the adapters saved with a loaded model were not loaded: without them its outputs differ.
+
+    Args:
+        source: Directory or Hub id of the model; other types have no adapters.
+        subfolder: Folder of the model in the directory or repository.
+        hub_options: Arguments of `cached_file`, such as `revision` and `token`.
+    """
     if not isinstance(source, str | Path):
         return
-    folder = Path(source) / ADAPTERS_FOLDER
-    names = sorted(path.parent.name for path in folder.glob("*/adapter_config.json"))
-    if names and not (_IS_NOTICE_SUPPRESSED.get() and (folder / STACK_FILE).is_file()):
-        print_status(
-            f"{source}: loaded without its adapters {', '.join(names)}; adapters.load_saved_adapters adds them"
-        )
+    folder = Path(source) / subfolder / ADAPTERS_FOLDER
+    adapters = sorted(path.parent.name for path in folder.glob("*/adapter_config.json"))
+    if adapters:
+        is_reported = not (_IS_NOTICE_SUPPRESSED.get() and (folder / STACK_FILE).is_file())
+    elif Path(source).exists() or _IS_NOTICE_SUPPRESSED.get():
+        return
+    else:
+        file = str(Path(subfolder, ADAPTERS_FOLDER, STACK_FILE))
+        is_reported = cached_file(str(source), file, **hub_options, **_NO_ERRORS) is not None
+    if is_reported:
+        names = f" {', '.join(adapters)}" if adapters else ""
+        print_status(f"{source}: loaded without its adapters{names}; adapters.load_saved_adapters adds them")
 
 
 _TABLES = "TRANSFORMERS_MODELS_TO_"  # prefix of the names of PEFT's tables: model type -> names of modules

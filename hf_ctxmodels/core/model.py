@@ -43,6 +43,8 @@ SaveHook = Callable[[PreTrainedModel, Path, dict[str, Tensor] | None, bool], dic
 """A function of the model, the directory, the weights (None for `model.state_dict()`) and whether this process writes
 files; returns the weights to save."""
 
+_HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "proxies")  # of `from_pretrained`
+
 
 class CtxPreTrainedModel(PreTrainedModel):
     """The base class of all models: input checks, initialization, saving, export to the reference layout.
@@ -181,7 +183,9 @@ class CtxPreTrainedModel(PreTrainedModel):
         model.newly_initialized_modules = newly_initialized_modules(
             model, mismatched_names | set(report["missing_keys"])
         )
-        report_unloaded_adapters(args[0] if args else kwargs.get("pretrained_model_name_or_path"))
+        source = args[0] if args else kwargs.get("pretrained_model_name_or_path")
+        hub_options = {name: kwargs[name] for name in _HUB_OPTIONS if name in kwargs}
+        report_unloaded_adapters(source, kwargs.get("subfolder") or "", **hub_options)
         return (model, report) if output_loading_info else model
 
     def init_parallel_plans(self) -> None:

@@ -130,6 +130,7 @@ from hf_ctxmodels.downstream.adapters import load_saved_adapters
 
 repo = sys.argv[1]
 model = AutoModel.from_pretrained(f"{repo}-adapter-saved")
+AutoModel.from_pretrained(f"{repo}-adapter-saved")  # the Hub is not asked again whether there are adapters
 assert load_saved_adapters(model, f"{repo}-adapter-saved") == ["task"]
 assert list(CtxTaskNetworkModel.from_pretrained(f"{repo}-network", revision="trial").stack.tokenizers) == ["x"]
 """
@@ -150,8 +151,13 @@ def test_push_to_hub_uploads_nested_folders(hub: HubServer, hub_process: ForkSer
             uploaded = {*hub.files(repo, revision)}
             assert expected | {"README.md", "config.json", "model.safetensors"} <= uploaded
             assert not [file for file in uploaded if "notes" in file or "checkpoint" in file]
+    hub.requests.clear()
     result = hub_process.run("-c", OPEN_NESTED, "zoo/nested")
     assert result.returncode == 0, result.stderr
+    notice = "zoo/nested-adapter-saved: loaded without its adapters; adapters.load_saved_adapters adds them"
+    assert result.stderr.count(notice) == 2
+    assert "zoo/nested-network: loaded without" not in result.stderr
+    assert len([request for request in hub.requests if "nested-network" in request and "stack.json" in request]) == 1
 
 
 @pytest.mark.fast_families("bert", "t5")
