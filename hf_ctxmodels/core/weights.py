@@ -105,6 +105,16 @@ def require_resizable(embeddings: nn.Module) -> None:
             )
 
 
+def require_loaded(weight: Tensor, states: Tensor, content: str, *, hint: str) -> None:
+    """Raise CtxError if accelerate offloads a weight that is read outside the forward of its module.
+
+    Accelerate loads the weights of a module for its forward only; otherwise they are on the meta device, and products
+    with them are undefined.
+    """
+    if weight.is_meta and not states.is_meta:
+        raise CtxError(f"{content} cannot be offloaded.", hint=hint)
+
+
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
     """A digest of names, shapes, types and values."""
     digest = hashlib.blake2b(digest_size=16)

@@ -13,6 +13,7 @@ from hf_ctxmodels import CtxBertConfig, CtxBertModel, CtxError
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.devices import DeviceArguments, place_model, select_device
+from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.accelerator import (
     choose_mixed_precision,
     describe_device,
@@ -192,3 +193,14 @@ def test_offloaded_weights(case: Case, tmp_path) -> None:
         if has_adaptive_embeddings:
             with pytest.raises(CtxError, match="cannot be offloaded"):
                 load({"": "disk"})(**batch)
+
+
+@pytest.mark.parametrize("family", ["word2vec", "glove"])
+def test_offloaded_output_vectors_raise(family: str, tmp_path) -> None:
+    """The product with weights that are on the meta device would be undefined."""
+    case = Case(FAMILIES[family], "AutoModelForPreTraining")
+    model, batch = case.model(), make_batch(case)
+    model.save_pretrained(tmp_path)
+    offloaded = case.model_class.from_pretrained(tmp_path, device_map={"": "disk"}, offload_folder=tmp_path / "files")
+    with torch.no_grad(), pytest.raises(CtxError, match="vectors cannot be offloaded"):
+        offloaded(**batch)

@@ -21,6 +21,7 @@ from hf_ctxmodels.architectures.static_embeddings import (
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import select_true
 from hf_ctxmodels.core.inputs import check_tensors
+from hf_ctxmodels.core.weights import require_loaded
 from hf_ctxmodels.heads import ItemCounts, mean_over_targets
 from hf_ctxmodels.heads.base import mask_of_targets
 from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
@@ -114,7 +115,10 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         check_tensors(cooccurrences=cooccurrences)
         if labels is None:
             encoded = self.encode(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
-            logits = model.word_embeddings(input_ids) @ model.context_embeddings.weight.T
+            words, contexts = model.word_embeddings(input_ids), model.context_embeddings.weight
+            for weight in (contexts, self.context_bias.weight):
+                require_loaded(weight, words, "The context vectors", hint="keep them in memory (device_map).")
+            logits = words @ contexts.T
             logits = logits + self.word_bias(input_ids) + self.context_bias.weight[:, 0]
             return MaskedLMOutput(logits=logits, hidden_states=encoded.hidden_states)
         output_mask = mask_of_targets(labels)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import on_host, true_indices
+from hf_ctxmodels.core.weights import require_loaded
 from hf_ctxmodels.layers.common import embedding_matrix
 
 
@@ -135,10 +135,5 @@ def _rows_between(targets: Tensor, start: int, end: int) -> Tensor:
 
 
 def _require_loaded(weight: Tensor, states: Tensor) -> None:
-    """Raise CtxError if accelerate offloads the weight: it loads the weights of a module for its forward only, and
-    these are read without it."""
-    if weight.is_meta and not states.is_meta:
-        raise CtxError(
-            "The adaptive embeddings and the adaptive softmax cannot be offloaded.",
-            hint="pass a device_map that offloads only modules of `layers`.",
-        )
+    content = "The adaptive embeddings and the adaptive softmax"
+    require_loaded(weight, states, content, hint="pass a device_map that offloads only modules of `layers`.")

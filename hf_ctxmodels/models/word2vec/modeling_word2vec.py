@@ -18,6 +18,7 @@ from hf_ctxmodels.architectures.static_embeddings import (
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import on_host, to_device
 from hf_ctxmodels.core.inputs import check_ids, check_tensors
+from hf_ctxmodels.core.weights import require_loaded
 from hf_ctxmodels.heads import ItemCounts, mean_over_targets
 from hf_ctxmodels.heads.base import mask_of_targets
 from hf_ctxmodels.layers.pooling import build_token_mask
@@ -121,6 +122,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
             return MaskedLMOutput(loss=loss)
         encoded = self.encode(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
         states = encoded.last_hidden_state
+        require_loaded(self.outputs.weight, states, "The output vectors", hint="keep `outputs` in memory (device_map).")
         if labels is None:
             logits = self._logits(states, attention_mask)
             return MaskedLMOutput(logits=logits, hidden_states=encoded.hidden_states)
