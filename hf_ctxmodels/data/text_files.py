@@ -8,6 +8,7 @@ Documents belong to the range in which they begin: all ranges of a file together
 """
 
 import io
+import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,12 @@ from hf_ctxmodels.data.files import (
 if TYPE_CHECKING:
     import pyarrow
 
+# first bytes of archives and compressed files
+_ARCHIVE = re.compile(
+    rb"(?P<zip>PK\x03\x04)|(?P<gzip>\x1f\x8b)|(?P<bzip2>BZh[1-9]1AY&SY)|(?P<xz>\xfd7zXZ\x00)"
+    rb"|(?P<Zstandard>\x28\xb5\x2f\xfd)|(?P<tar>.{257}ustar)",
+    re.DOTALL,
+)
 FILE_SUFFIXES = (".txt", ".jsonl", ".parquet")
 _ISO_639_1 = (
     "aa ab af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en "
@@ -139,7 +146,7 @@ def find_boundary(file: BinaryIO, position: int, separator: Separator) -> int:
 
 def read_lines(path: str | Path, start: int = 0, stop: int | None = None) -> Iterator[str]:
     """Lines of a UTF-8 file with their line feeds, decompressed if it ends in `.gz` or `.zst`, without a byte order
-    mark; raises CtxError if the file is missing, damaged, or not UTF-8.
+    mark; raises CtxError if the file is missing, damaged, an archive, or not UTF-8.
 
     Only line feeds end a line, or, in a file without any, carriage returns: `str.splitlines` also splits at U+2028 and
     others, which JSON allows within strings, and the lines of parallel texts may contain carriage returns.
@@ -156,6 +163,8 @@ def read_lines(path: str | Path, start: int = 0, stop: int | None = None) -> Ite
             for line in file:
                 if stop is not None and offset >= stop:
                     return
+                if offset == 0 and (archive := _ARCHIVE.match(line)):
+                    raise _archive_error(path, archive)
                 # only the first line may begin with a byte order mark
                 text = line.decode("utf-8-sig" if offset == 0 else "utf-8")
                 if text.count("\0") > max(1, len(line) // 4):  # UTF-16: every second byte of most texts
@@ -173,6 +182,15 @@ def read_lines(path: str | Path, start: int = 0, stop: int | None = None) -> Ite
             location=f"{path}, byte {position}{' after decompression' if compression_suffix(path) else ''}",
             hint=f"convert the file, for example: iconv -f {encoding} -t UTF-8 OLD > NEW.",
         ) from error
+
+
+def _archive_error(path: str, archive: re.Match[bytes]) -> CtxError:
+    """The error for a file that begins like an archive."""
+    return CtxError(
+        f"The content is {archive.lastgroup} data, not text.",
+        location=f"{path}{' after decompression' if compression_suffix(path) else ''}",
+        hint="extract the file, or compress the text to a file whose name ends in .gz or .zst.",
+    )
 
 
 def _utf16_error(path: str, line: bytes, offset: int) -> CtxError:

@@ -1,7 +1,12 @@
 """Sources of documents and news articles, and errors for invalid sources."""
 
+import bz2
 import gzip
+import io
 import json
+import lzma
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pyarrow
@@ -25,6 +30,18 @@ def write(folder, name, data):
     path = folder / name
     path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     return str(path)
+
+
+def archive(create, method, *arguments):
+    """Bytes of an archive that `create(file, "w")` makes, after a call of its method."""
+    file = io.BytesIO()
+    with create(file, "w") as open_archive:
+        getattr(open_archive, method)(*arguments)
+    return file.getvalue()
+
+
+def tar_file(file, mode):
+    return tarfile.open(fileobj=file, mode=mode)
 
 
 def text_file(paragraphs=PARAGRAPHS, newline="\n"):
@@ -184,6 +201,15 @@ INVALID_SOURCES = {
     "not utf-8, compressed": ("corpus.txt.gz", b"A caf\xe9.\n", "byte 5 after decompression"),
     "utf-16": ("corpus.txt", "One.\nTwo.\n".encode("utf-16-le"), r"UTF-16LE without(.|\n)*byte 1(.|\n)*-f UTF-16LE"),
     "big-endian utf-16": ("corpus.txt", "One.\n".encode("utf-16-be"), r"UTF-16BE without a byte order mark: byte 0"),
+    "zip": ("corpus.txt", archive(zipfile.ZipFile, "writestr", "a.txt", "One.\n"), r"zip data, not text(.|\n)*corpus"),
+    "gzip without suffix": ("corpus.txt", gzip.compress(b"One.\n"), r"gzip data, not text(.|\n)*ends in \.gz"),
+    "bzip2": ("corpus.txt", bz2.compress(b"One.\n"), "bzip2 data, not text"),
+    "xz": ("corpus.jsonl", lzma.compress(b"One.\n"), "xz data, not text"),
+    "tar": (
+        "corpus.txt.gz",
+        archive(tar_file, "addfile", tarfile.TarInfo("a.txt")),
+        r"tar data, not text(.|\n)*after decompression",
+    ),
     "bad json": ("corpus.jsonl", b'{"text": "a"}\n{"text": \n', r"JSON(.|\n)*corpus\.jsonl:2"),
     "json list": ("corpus.jsonl", b'["a"]', r"Expected a JSON object, got list(.|\n)*corpus\.jsonl:1"),
     "no column": ("corpus.jsonl", json_file(column="body"), r"No column 'text'; the columns are 'id', 'body'"),
