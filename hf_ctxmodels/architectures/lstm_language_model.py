@@ -16,7 +16,7 @@ from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, run_st
 from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import on_host, select_true
-from hf_ctxmodels.core.inputs import reject_unused_tensors
+from hf_ctxmodels.core.inputs import packed_sequence_ids, reject_unused_tensors
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.base import ItemCounts, mean_over_targets
 from hf_ctxmodels.heads.causal_lm import ForCausalLM
@@ -188,6 +188,10 @@ class LSTMForCausalLM(StatefulGeneration, ForCausalLM):
         """Run the encoder on all words, which the regularization terms need; `last_hidden_state` is after
         `output_dropout`. Raises CtxError for the `prefix_mask` of a Transformer decoder, which would be ignored."""
         reject_unused_tensors(prefix_mask=inputs.pop("prefix_mask", None))
+        position_ids = inputs.pop("position_ids", None)
+        masks = ("attention_mask", "sequence_ids", "past_key_values")
+        if position_ids is not None and all(inputs.get(name) is None for name in masks):
+            inputs["sequence_ids"] = packed_sequence_ids(position_ids)
         attention_mask, sequence_ids = inputs.get("attention_mask"), inputs.get("sequence_ids")
         if target_mask is not None:
             ids, embeddings = inputs.get("input_ids"), inputs.get("inputs_embeds")

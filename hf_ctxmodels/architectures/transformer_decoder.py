@@ -21,6 +21,7 @@ from hf_ctxmodels.core.inputs import (
     check_ids,
     cumulative_token_counts,
     mask_of_inputs,
+    packed_sequence_ids,
     padding_mask_or_none,
 )
 from hf_ctxmodels.core.model import CtxPreTrainedModel
@@ -178,13 +179,15 @@ class LayerStack(nn.Module):
         check_cache(cache, tokens, past_length, limit)
         if limit is not None:
             check_ids("position_ids", position_ids, limit, "max_position_embeddings")
+        masks = self.mask_specs()
         if position_ids is None:
             position_ids = token_positions(tokens, attention_mask, sequence_ids, past_length)
+        elif all(value is None for value in (attention_mask, sequence_ids, cache, source)) and is_causal(masks):
+            sequence_ids = packed_sequence_ids(position_ids.expand(tokens.shape[:2]))
         embedding_ids = self.extra_embedding_ids(tokens, kwargs)
         embedding_ids["position_ids"] = position_ids.expand(tokens.shape[:2])
         kwargs |= output_flags
         layout = build_layout(tokens, attention_mask, sequence_ids, self.config, past_key_values=cache, **kwargs)
-        masks = self.mask_specs()
         if prefix_mask is not None:
             if (not is_traced(tokens) and int(past_length)) or getattr(layout, "custom_mask", None) is not None:
                 raise CtxError(
@@ -246,6 +249,11 @@ def token_positions(
     if padding is not None:
         return ((padding != 0).cumsum(1)[:, -length:] - 1).clamp(min=0)
     return torch.arange(length, device=tokens.device)[None] + past_length
+
+
+def is_causal(masks: MaskSpec | Sequence[MaskSpec]) -> bool:
+    """Whether the attention of all layers is causal."""
+    return all(mask.causal for mask in ([masks] if isinstance(masks, MaskSpec) else masks))
 
 
 def extend_languages(langs: Tensor, length: int) -> Tensor:
@@ -326,7 +334,9 @@ class TransformerDecoder(LayerStack, CtxPreTrainedModel):
         Args:
             attention_mask: (batch, length), with a cache (batch, past + length): 1 at tokens and 0 at padding; or a
                 4-D mask of the attention function.
-            position_ids: (batch, length) or (1, length); None for the number of tokens before each token.
+            position_ids: (batch, length) or (1, length); None for the number of tokens before each token. In a causal
+                model, positions that restart within a row separate packed sequences, as in transformers, if there are
+                no `attention_mask`, `sequence_ids` and cache.
             past_key_values: The cache of the preceding tokens, from an earlier forward; it is extended in place.
             use_cache: Return `past_key_values`; None returns them if they are passed. Without a cache the batch is
                 computed unpadded.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache
 
@@ -12,7 +12,7 @@ from hf_ctxmodels.core.devices import autocast_dtype
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host
 
-_FLASH_ARGUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k")
+_PACKING_ARGUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 _ID_TYPES = (torch.int64, torch.int32)  # the types that torch.nn.Embedding supports
 
 
@@ -119,9 +119,9 @@ def check_tensors(**arguments: Any) -> None:
 
 def reject_unused_tensors(**kwargs: Any) -> None:
     """Raise CtxError if the unknown keyword arguments of a forward contain a tensor or a cache, which would be ignored;
-    arguments of the flash attention of transformers are allowed."""
+    arguments that collators of transformers and trl add to packed batches with `position_ids` are allowed."""
     for name, value in kwargs.items():
-        if isinstance(value, Tensor | Cache) and name not in _FLASH_ARGUMENTS:
+        if isinstance(value, Tensor | Cache) and name not in _PACKING_ARGUMENTS:
             raise CtxError(
                 f"This model does not accept the argument {name}.",
                 hint="omit it, or correct its name: help(model.forward) lists the arguments.",
@@ -269,6 +269,14 @@ def check_no_empty_rows(token_mask: Tensor) -> None:
     if not bool(has_token.all()):
         row = int((~has_token).nonzero()[0])
         raise CtxError(f"Row {row} of attention_mask has no token.", hint="remove the row.")
+
+
+def packed_sequence_ids(position_ids: Tensor) -> Tensor | None:
+    """(batch, length) `sequence_ids` of sequences that start where the `position_ids` of a row do not increase, as
+    `DataCollatorWithFlattening` of transformers packs them; None if the positions of all rows increase."""
+    if not is_traced(position_ids) and bool((host_copy(position_ids).diff() > 0).all()):
+        return None
+    return on_host(lambda positions: nn.functional.pad((positions.diff() <= 0).cumsum(1) + 1, (1, 0), value=1), position_ids)
 
 
 def cumulative_token_counts(token_mask: Tensor, sequence_ids: Tensor | None) -> Tensor:

@@ -10,7 +10,15 @@ import torch
 from benchmarks.measure import peak_bytes
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import Cache, DynamicCache, EncoderDecoderCache, StaticCache, TextIteratorStreamer, pipeline
+from transformers import (
+    Cache,
+    DataCollatorWithFlattening,
+    DynamicCache,
+    EncoderDecoderCache,
+    StaticCache,
+    TextIteratorStreamer,
+    pipeline,
+)
 from transformers.cache_utils import QuantizedLayer
 from zoo import CASES, PATHS, Case, assert_close, assert_same_gradients, gradients, make_batch, make_targets
 
@@ -42,6 +50,22 @@ def generate(model: Any, *args: Tensor, **options: Any) -> Tensor:
     """(texts, 7) generated tokens; a decoder generates without repetition, which would hide differences."""
     repetition = {"no_repeat_ngram_size": 1} if model.config.is_encoder_decoder else {}
     return model.generate(*args, **OPTIONS | repetition | {"do_sample": False} | options)[:, -7:]
+
+
+@pytest.mark.parametrize("family", ["gpt", "gpt2", "gpt3", "grover", "ulmfit", "seqae"])
+@pytest.mark.parametrize("path", ["sdpa", "eager"])
+@torch.no_grad()
+def test_positions_that_restart_separate_sequences(family: str, path: str) -> None:
+    """A batch packed by transformers, which takes the boundaries of its sequences from `position_ids` too."""
+    case = next(case for case in (*DECODERS, *LSTM_LMS) if case.family.name == family)
+    model = case.model(attention=path)
+    rows = [make_batch(case, (length,))["input_ids"][0].tolist() for length in LENGTHS]
+    collator = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
+    packed = collator([{"input_ids": row} for row in rows])
+    expected = torch.cat([model(input_ids=torch.tensor([row])).logits[0] for row in rows])
+    assert_close(model(**{**packed, "labels": None}).logits[0], expected)
+    two_rows = {name: packed[name].repeat(2, 1) for name in ("input_ids", "position_ids")}
+    assert_close(model(**two_rows).logits[1], expected)
 
 
 @pytest.mark.parametrize("case", TRANSFORMERS, ids=str)
