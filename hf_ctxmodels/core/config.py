@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import fields
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -116,6 +117,9 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
 
     # field of the dropout rate before a task head; None stands for `hidden_dropout_prob`
     head_dropout_field: ClassVar[str] = "classifier_dropout"
+
+    # empty except while config.json is written: trl reads `config.auto_map` of each class that transformers lacks
+    auto_map = cast(dict[str, str], MappingProxyType({}))
 
     # linear layers that PEFT adapts by default
     peft_target_modules: ClassVar[tuple[str, ...]] = ()
