@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache
 
@@ -276,7 +277,7 @@ def packed_sequence_ids(position_ids: Tensor) -> Tensor | None:
     `DataCollatorWithFlattening` of transformers packs them; None if the positions of all rows increase."""
     if not is_traced(position_ids) and bool((host_copy(position_ids).diff() > 0).all()):
         return None
-    return on_host(lambda positions: nn.functional.pad((positions.diff() <= 0).cumsum(1) + 1, (1, 0), value=1), position_ids)
+    return on_host(lambda ids: F.pad((ids.diff() <= 0).cumsum(1) + 1, (1, 0), value=1), position_ids)
 
 
 def cumulative_token_counts(token_mask: Tensor, sequence_ids: Tensor | None) -> Tensor:
