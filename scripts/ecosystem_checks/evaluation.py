@@ -5,8 +5,15 @@ import math
 from typing import Any
 
 import torch
+from datasets import Dataset
 from torch.nn import functional as F
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from hf_ctxmodels.registry import FAMILIES
 
@@ -42,6 +49,37 @@ def sentence_transformers(context: CheckContext) -> str:
         states = AutoModel.from_pretrained(directory).eval()(**batch).last_hidden_state
     mask = batch["attention_mask"][..., None]
     assert_close(embeddings, (states * mask).sum(1) / mask.sum(1))
+    return "for T5, use `CtxSentenceEncoder`, which pools the states of the encoder instead of the decoder"
+
+
+@check("sentence-transformers, CrossEncoder", "sentence-transformers")
+def cross_encoder(context: CheckContext) -> str:
+    """A saved classifier, trained on text pairs, saved and reopened, with equal scores."""
+    from sentence_transformers.cross_encoder import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
+    from sentence_transformers.cross_encoder.losses import CrossEntropyLoss
+
+    encoder = CrossEncoder(context.save(AutoModelForSequenceClassification), device="cpu")
+    pairs = list(zip(TEXTS, TEXTS[::-1], strict=True))
+    output = str(context.folder / "cross-encoder")
+    options = CrossEncoderTrainingArguments(output_dir=output, max_steps=2, report_to="none", use_cpu=True)
+    examples = Dataset.from_dict({"first": TEXTS, "second": TEXTS[::-1], "label": [0, 1, 0, 1]})
+    CrossEncoderTrainer(model=encoder, args=options, train_dataset=examples, loss=CrossEntropyLoss(encoder)).train()
+    encoder.save_pretrained(output)
+    reloaded = CrossEncoder(output, device="cpu")
+    assert_close(torch.from_numpy(reloaded.predict(pairs)), torch.from_numpy(encoder.predict(pairs)))
+    return ""
+
+
+@check("sentence-transformers, SparseEncoder", "sentence-transformers")
+def sparse_encoder(context: CheckContext) -> str:
+    """SPLADE with a saved masked language model: embeddings are the maxima of log(1 + relu(logits)) over the tokens."""
+    from sentence_transformers import SparseEncoder
+
+    directory, batch = context.save(AutoModelForMaskedLM), context.batch()
+    embeddings = SparseEncoder(directory, device="cpu").encode(TEXTS).to_dense()
+    with torch.no_grad():
+        logits = AutoModelForMaskedLM.from_pretrained(directory).eval()(**batch).logits
+    assert_close(embeddings, (logits.relu().log1p() * batch["attention_mask"][..., None]).amax(1))
     return ""
 
 

@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForSequenceClassification, pipeline
 
 import hf_ctxmodels
 
@@ -42,3 +42,16 @@ def bertviz(context: CheckContext) -> str:
     tokens = context.tokenizer.convert_ids_to_tokens(batch["input_ids"][0])
     assert "svg" in head_view(attentions, tokens, html_action="return").data
     return "within `inspection_mode(model)`"
+
+
+@check("SHAP", "shap")
+def shap(context: CheckContext) -> str:
+    """SHAP values of the tokens and the base value sum to the probabilities of a `text-classification` pipeline."""
+    from shap import Explainer
+
+    classify = pipeline("text-classification", model=context.save(AutoModelForSequenceClassification), top_k=None)
+    explanation = Explainer(classify, seed=0)(TEXTS[:1], silent=True)
+    probabilities = {label["label"]: label["score"] for label in classify(TEXTS[:1])[0]}
+    total = torch.tensor(explanation.values[0].sum(0) + explanation.base_values[0])
+    assert_close(total.float(), torch.tensor([probabilities[name] for name in explanation.output_names]))
+    return ""

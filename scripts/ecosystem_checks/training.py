@@ -1,8 +1,10 @@
 """Checks of training and fine-tuning tools."""
 
 import torch
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from .context import TEXTS, CheckContext, assert_close, check
+from .evaluation import save_decoder
 
 
 @check("transformers Trainer", "transformers")
@@ -58,4 +60,48 @@ def peft(context: CheckContext) -> str:
     reloaded = PeftModel.from_pretrained(context.classifier(), context.folder / "adapter").eval()
     assert_close(reloaded(**context.batch()).logits, expected)
     assert_close(reloaded.merge_and_unload()(**context.batch()).logits, expected)
+    return ""
+
+
+@check("TRL", "trl")
+def trl(context: CheckContext) -> str:
+    """`SFTTrainer` with packing: the loss is the mean over the targets of the separate texts. `DPOTrainer` trains with
+    the saved model as the reference model."""
+    from datasets import Dataset
+    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+    directory = save_decoder(context, "gpt2")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
+    options = {"max_steps": 2, "report_to": "none", "use_cpu": True, "bf16": False, "disable_tqdm": True}
+    packing = SFTConfig(str(context.folder / "sft"), packing=True, max_length=128, **options)
+    texts = Dataset.from_dict({"text": TEXTS})
+    trainer = SFTTrainer(model, packing, train_dataset=texts, eval_dataset=texts, processing_class=tokenizer)
+    loss = trainer.evaluate()["eval_loss"]
+    total, num_targets = 0.0, 0
+    for text in TEXTS:
+        ids = tokenizer(text + tokenizer.eos_token, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            total += float(model(input_ids=ids, labels=ids).loss) * (ids.shape[1] - 1)
+        num_targets += ids.shape[1] - 1
+    assert_close(torch.tensor(loss), torch.tensor(total / num_targets))
+    trainer.train()
+    pairs = Dataset.from_dict({"prompt": TEXTS, "chosen": TEXTS, "rejected": TEXTS[::-1]})
+    DPOTrainer(directory, args=DPOConfig(str(context.folder / "dpo"), **options), train_dataset=pairs).train()
+    return "`RewardTrainer` needs an end token; for BERT, set `tokenizer.eos_token = tokenizer.sep_token`"
+
+
+@check("SetFit", "setfit")
+def setfit(context: CheckContext) -> str:
+    """A saved encoder, trained on eight texts, saved and reopened, with equal probabilities."""
+    from datasets import Dataset
+    from setfit import SetFitModel, Trainer, TrainingArguments
+
+    model = SetFitModel.from_pretrained(context.save(AutoModel), device="cpu")
+    examples = Dataset.from_dict({"text": TEXTS * 2, "label": [0, 1, 0, 1] * 2})
+    output = str(context.folder / "setfit")
+    arguments = TrainingArguments(output_dir=output, max_steps=2, batch_size=4, report_to="none")
+    Trainer(model=model, args=arguments, train_dataset=examples).train()
+    model.save_pretrained(output)
+    reloaded = SetFitModel.from_pretrained(output, device="cpu")
+    assert_close(reloaded.predict_proba(TEXTS), model.predict_proba(TEXTS))
     return ""
