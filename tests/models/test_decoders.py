@@ -29,6 +29,7 @@ from hf_ctxmodels.core.caches import SharedSourceCache
 from hf_ctxmodels.heads.seq2seq import Seq2SeqHead
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
 from hf_ctxmodels.layers.attention.modules import CrossAttention
+from hf_ctxmodels.registry import FAMILIES
 
 DECODERS = [case for case in CASES if case.auto_name == "AutoModelForCausalLM" and case.is_causal]
 LSTM_LMS = [case for case in CASES if issubclass(case.model_class, LSTMForCausalLM)]
@@ -219,6 +220,24 @@ def test_pipeline_and_streaming(gpt2: tuple[CtxGpt2ForCausalLM, CtxGpt2Tokenizer
     worker.start()
     assert "".join(streamer) == expected[1]
     worker.join()
+
+
+@torch.no_grad()
+def test_loss_of_packed_sequences_equals_reference() -> None:
+    """Sequences that only `position_ids` separate have the loss of separate sequences, as in transformers."""
+    case = Case(FAMILIES["gpt2"], "AutoModelForCausalLM")
+    sequences = [list(range(10 * number, 10 * number + 3 + number)) for number in (1, 2, 3)]
+    batch = DataCollatorWithFlattening()([{"input_ids": ids} for ids in sequences], return_tensors="pt")
+    positions = batch["position_ids"]
+    for model in (case.model(), case.reference_model()):
+        rows = [torch.tensor([ids]) for ids in sequences]
+        losses = [model(ids, labels=ids, use_cache=False).loss * (ids.shape[1] - 1) for ids in rows]
+        expected = sum(losses) / int((batch["labels"] != -100).sum())
+        assert_close(model(**batch, use_cache=False).loss, expected)
+        repeated = model(batch["input_ids"].repeat(2, 1), position_ids=positions, use_cache=False).logits
+        assert_close(repeated[1:], torch.cat([model(ids).logits for ids in rows], dim=1))
+        one_sequence = model(rows[0], position_ids=positions[:, :4] + 2, use_cache=False).logits
+        assert_close(one_sequence, model(rows[0], position_ids=positions[:, :4] + 2, use_cache=True).logits)
 
 
 @pytest.mark.filterwarnings("ignore")
