@@ -21,8 +21,8 @@ from hf_ctxmodels_cli import PROGRAM
 PACKAGE = hf_ctxmodels.__name__
 # Packages without an API: commands are documented by their flags.
 _NOT_API = ("cli", "__main__")
-# Modules with compiled loops, whose import requires the extra `words`.
-_COMPILED = ("window_kernels", "sgd_kernel", "adagrad_kernel")
+# Modules with compiled loops, whose import requires numba (the extra `words`) or Triton.
+_COMPILED = ("window_kernels", "sgd_kernel", "adagrad_kernel", "lstm_kernels")
 
 
 def objectives() -> dict[type[Objective], list[tuple[str, FamilySpec]]]:

@@ -6,7 +6,9 @@ Usage: PYTHONPATH=tests:tests/gpu python tests/gpu/launch_records.py FAMILY ...
 import contextlib
 import json
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
+from unittest import mock
 
 import simulated_device as gpu  # before torch
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 import hf_ctxmodels
 from hf_ctxmodels.compression.low_bits.modules import FakeQuantizedLinear
+from hf_ctxmodels.layers.recurrent import lstm_steps, recurrence
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
 from hf_ctxmodels.training.optimizers import ScaledAdamW
@@ -119,6 +122,33 @@ def count_optimizer_launches(num_layers: int) -> int:
     return record.launches.total()
 
 
+class SimulatedLSTMKernels:
+    """`lstm_kernels`, which the simulated device cannot run, with one launch for each call of its functions."""
+
+    @staticmethod
+    def lstm_step(*arguments: Any) -> None:
+        launch_once(lstm_steps.lstm_step, *arguments)
+
+    class LSTMStepGradients(lstm_steps.LSTMStepGradients):
+        def __call__(self, *arguments: Any) -> Tensor:
+            return launch_once(super().__call__, *arguments)
+
+
+def launch_once(function: Callable, *arguments: Any) -> Any:
+    """Run a function, and record a single launch."""
+    with gpu.recording():
+        result = function(*arguments)
+    gpu.record_launch(function.__name__)
+    return result
+
+
+def count_launches_per_lstm_step(steps: Any) -> float:
+    """Launches per step of an LSTM layer with clipping, with `lstm_steps` or `lstm_kernels`."""
+    with mock.patch.object(recurrence, "_select_lstm_steps", return_value=steps):
+        short, long = (count_lstm_launches(num_steps) for num_steps in LSTM_STEPS)
+    return (long - short) / (LSTM_STEPS[1] - LSTM_STEPS[0])
+
+
 def count_lstm_launches(num_steps: int) -> int:
     """Launches of the forward and backward pass of an LSTM layer with clipping, which cuDNN does not have."""
     layer = LSTM(5, 6, projection_size=4, cell_clip=3.0, projection_clip=3.0)
@@ -154,10 +184,10 @@ if __name__ == "__main__":
                 record[str(batch_size)] = count_per_layer(family, hf_ctxmodels, batch_size, condition)
             record["transformers"] = count_per_layer(family, transformers, BATCH_SIZES[0], condition)
             print(json.dumps(record), flush=True)
-    short, long = (count_lstm_launches(steps) for steps in LSTM_STEPS)
     counts = {
         "optimizer": [count_optimizer_launches(layers) for layers in LAYERS],
-        "clipped_lstm_step": (long - short) / (LSTM_STEPS[1] - LSTM_STEPS[0]),
+        "clipped_lstm_step": count_launches_per_lstm_step(lstm_steps),
+        "clipped_lstm_step_by_triton": count_launches_per_lstm_step(SimulatedLSTMKernels),
         "fake_quantization": count_quantization_launches(),
     }
     print(json.dumps(counts))

@@ -306,7 +306,7 @@ class _AttentionKernel(torch.autograd.Function):
         ctx.options, ctx.name = options, name
         ctx.save_for_backward(query, key, value, mask)
         values = [None if tensor is None else tensor.values for tensor in (query, key, value, mask)]
-        _launch(name)
+        record_launch(name)
         # the kernels return (batch, length, heads, width) in memory
         return DeviceTensor(cpu_attention(*values, **options).transpose(1, 2).contiguous().transpose(1, 2))
 
@@ -319,12 +319,13 @@ class _AttentionKernel(torch.autograd.Function):
             output = cpu_attention(*leaves, **ctx.options)
         inputs = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
         gradients = iter(torch.autograd.grad(output, inputs, grad.values.to(output.dtype)))
-        _launch(f"{ctx.name}_backward")
+        record_launch(f"{ctx.name}_backward")
         result = [DeviceTensor(next(gradients)) if leaf is not None and leaf.requires_grad else None for leaf in leaves]
         return *result, None, None
 
 
-def _launch(name: str) -> None:
+def record_launch(name: str) -> None:
+    """Record a launch of a kernel that is not an operator."""
     if _record is not None:
         _record.launches[name] += 1
 
@@ -359,9 +360,9 @@ def device_attention(
         return cpu_attention(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options)
     if kernel == "efficient" and attn_mask is not None:
         if attn_mask.dtype == torch.bool:
-            _launch("mask_to_additive")
+            record_launch("mask_to_additive")
         if attn_mask.stride(-1) != 1 or any(stride % 8 for stride in attn_mask.stride()[:-1]):
-            _launch("mask_alignment_copy")
+            record_launch("mask_alignment_copy")
     return _AttentionKernel.apply(query, key, value, attn_mask, options, f"attention_{kernel}")
 
 

@@ -134,6 +134,7 @@ def test_launches_per_layer(families: list[str], run_on_simulated_device: Callab
     small, large = component_launches["optimizer"]
     assert small == large < 36
     assert component_launches["clipped_lstm_step"] <= 22
+    assert component_launches["clipped_lstm_step_by_triton"] <= 10
     assert component_launches["fake_quantization"] <= 26
 
 

@@ -3,17 +3,22 @@
 One buffer holds the values of all steps. The backward pass visits the steps in reverse, and computes the gradient of
 each weight in one product for all steps. On a CPU a step multiplies few rows by large weights, where oneDNN with
 prepacked weights is several times faster than torch's BLAS. On a GPU `run_by_torch` runs all steps in one cuDNN call,
-if cuDNN has the layer.
+if cuDNN has the layer; else `lstm_kernels` runs the elementwise part of an LSTM's step in one kernel.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._higher_order_ops.scan import scan  # it has no public name yet
+from transformers.utils import logging
 
 from hf_ctxmodels.core.devices import autocast_dtype, without_autocast
 from hf_ctxmodels.layers.cpu.linear import (
@@ -24,13 +29,18 @@ from hf_ctxmodels.layers.cpu.linear import (
     onednn_linear,
     prepack_weight,
 )
+from hf_ctxmodels.layers.recurrent import lstm_steps
 from hf_ctxmodels.layers.recurrent.packing import StepOptions
+
+logger = logging.get_logger(__name__)
 
 State = tuple[Tensor, ...]
 """Hidden state, the last output, and in an LSTM cell state: (directions, sequences, width) each."""
 
 LSTM_GATES, GRU_GATES = 4, 3
 _MIN_PREPACKED_STEPS = 12  # with fewer steps, prepacking a weight costs more than it saves
+_LSTM_KERNELS = "hf_ctxmodels.layers.recurrent.lstm_kernels"
+_KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def input_gates(layer: Any, packed: Tensor, bias: Tensor) -> Tensor:
@@ -93,6 +103,26 @@ def _previous_states(initial: Tensor, states: Tensor, options: StepOptions) -> T
     return concatenated if options.restarts is None else concatenated * ~options.restarts
 
 
+@cache
+def has_lstm_kernels(device: torch.device) -> bool:
+    """Whether Triton is installed and compiles for this device, which needs a C compiler, too."""
+    if find_spec("triton") is None:
+        return False
+    try:
+        tensors = [torch.zeros(1, 1, width, device=device) for width in (LSTM_GATES, 1, 1, 1)]
+        import_module(_LSTM_KERNELS).lstm_step(*tensors, None)
+    except Exception as error:  # of Triton, its compilers or the driver
+        logger.warning(f"LSTM steps run without Triton, which failed with {type(error).__name__}: {error}")
+        return False
+    return True
+
+
+def _select_lstm_steps(gates: Tensor) -> ModuleType:
+    """The module with the elementwise part of a step, for gates in its layout."""
+    has_kernels = gates.is_cuda and gates.dtype in _KERNEL_DTYPES and gates.is_contiguous()
+    return import_module(_LSTM_KERNELS) if has_kernels and has_lstm_kernels(gates.device) else lstm_steps
+
+
 def run_lstm(
     options: StepOptions, gates: Tensor, hidden: Tensor, cell: Tensor, state_weight: Tensor, projection: Tensor | None
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -104,6 +134,7 @@ def run_lstm(
     """
     directions, tokens, width = gates.shape
     size, num_steps = width // LSTM_GATES, len(options.steps)
+    lstm_step = _select_lstm_steps(gates).lstm_step
     multiply_state = _StepProduct(state_weight, num_steps)
     project = None if projection is None else _StepProduct(projection, num_steps)
     outputs = gates.new_empty(directions, tokens, state_weight.shape[2])
@@ -120,18 +151,10 @@ def run_lstm(
             hidden, cell = hidden * continues, cell * continues
         step_gates, new_hidden, new_cell = gates[:, step], outputs[:, step], cells[:, step]
         multiply_state.add_to(step_gates, hidden)
-        in_gate, forget, candidate, out_gate = step_gates.split(size, -1)
-        step_gates[..., : 2 * size].sigmoid_()
-        candidate.tanh_()
-        out_gate.sigmoid_()
-        torch.mul(forget, cell, out=new_cell)
-        new_cell.addcmul_(in_gate, candidate)
-        if options.cell_clip is not None:
-            new_cell.clamp_(-options.cell_clip, options.cell_clip)
-        if project is None:
-            torch.mul(out_gate, new_cell.tanh(), out=new_hidden)
-        else:
-            new_hidden.copy_(project(out_gate * new_cell.tanh()))
+        unprojected = new_hidden if project is None else new_cell.new_empty(new_cell.shape)
+        lstm_step(step_gates, cell, new_cell, unprojected, options.cell_clip)
+        if project is not None:
+            new_hidden.copy_(project(unprojected))
         if options.projection_clip is not None:
             new_hidden.clamp_(-options.projection_clip, options.projection_clip)
         if options.step_mask is not None:
@@ -156,25 +179,15 @@ def lstm_gradients(
     outputs and of the last states."""
     gates, outputs, cells = values
     d_outputs, d_last_hidden, d_last_cell = gradients
-    size, num_steps = cells.shape[2], len(options.steps)
+    num_steps = len(options.steps)
     backpropagate_state = _StepProduct(state_weight.transpose(1, 2), num_steps)
     backpropagate_projection = None if projection is None else _StepProduct(projection.transpose(1, 2), num_steps)
-    d_pre_clip = d_outputs.clone()  # of the outputs before clipping
-    tanh_cells, previous_cells = cells.tanh(), _previous_states(cell, cells, options)
-    # The factors by which the loop multiplies the gradients, for all steps at once: s - s^2 is the derivative of a
-    # sigmoid s, 1 - t^2 of a tanh t.
-    d_gates = torch.empty_like(gates)  # before their non-linearities
-    one = gates.new_ones(())
-    in_gate, forget, candidate, out_gate = gates.split(size, -1)
-    d_in, d_forget, d_candidate, d_out_gate = d_gates.split(size, -1)
-    torch.addcmul(in_gate, in_gate, in_gate, value=-1, out=d_in).mul_(candidate)
-    torch.addcmul(forget, forget, forget, value=-1, out=d_forget).mul_(previous_cells)
-    torch.addcmul(one, candidate, candidate, value=-1, out=d_candidate).mul_(in_gate)
-    torch.addcmul(out_gate, out_gate, out_gate, value=-1, out=d_out_gate).mul_(tanh_cells)
+    previous_cells = _previous_states(cell, cells, options)
+    backpropagate_step = _select_lstm_steps(gates).LSTMStepGradients(gates, cells, previous_cells, options.cell_clip)
     del previous_cells
-    cell_derivatives = torch.addcmul(one, tanh_cells, tanh_cells, value=-1).mul_(out_gate)
+    d_gates = backpropagate_step.d_gates
+    d_pre_clip = d_outputs.clone()  # of the outputs before clipping
     is_clipped_output = None if options.projection_clip is None else outputs.abs() >= options.projection_clip
-    is_clipped_cell = None if options.cell_clip is None else cells.abs() >= options.cell_clip
     d_hidden, d_cell = d_last_hidden[:, :0], d_last_cell[:, :0]
     stop = gates.shape[1]
     for rows in reversed(options.steps):
@@ -191,13 +204,8 @@ def lstm_gradients(
         if is_clipped_output is not None:
             d_output.masked_fill_(is_clipped_output[:, step], 0)
         d_unprojected = d_output if backpropagate_projection is None else backpropagate_projection(d_output)
-        d_cell = torch.addcmul(d_cell, d_unprojected, cell_derivatives[:, step])
-        if is_clipped_cell is not None:
-            d_cell.masked_fill_(is_clipped_cell[:, step], 0)
-        d_step_gates = d_gates[:, step]
-        d_step_gates[..., : 3 * size].unflatten(-1, (3, size)).mul_(d_cell[:, :, None])
-        d_step_gates[..., 3 * size :].mul_(d_unprojected)
-        d_cell, d_hidden = d_cell * forget[:, step], backpropagate_state(d_step_gates)
+        d_cell = backpropagate_step(step, d_unprojected, d_cell)
+        d_hidden = backpropagate_state(d_gates[:, step])
         if options.step_mask is not None:
             d_cell, d_hidden = d_cell + d_carried_cell, d_hidden + d_carried_hidden
         if options.restarts is not None:
@@ -207,7 +215,7 @@ def lstm_gradients(
     d_state_weight = _sum_products(d_gates, _previous_states(hidden, outputs, options))
     d_projection = None
     if projection is not None:
-        d_projection = _sum_products(d_pre_clip, out_gate * tanh_cells)
+        d_projection = _sum_products(d_pre_clip, backpropagate_step.unprojected)
     return d_gates, d_hidden, d_cell, d_state_weight, d_projection
 
 
