@@ -90,6 +90,27 @@ def test_update_threads(family: FamilySpec, tmp_path: Path) -> None:
     assert losses[3] == pytest.approx(losses[1], rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [
+        ("word2vec", "hf_ctxmodels.models.word2vec.sgd_kernel.word2vec_sgd_kernel"),
+        ("glove", "hf_ctxmodels.models.glove.adagrad_kernel.glove_adagrad_kernel"),
+    ],
+    ids=["word2vec", "glove"],
+)
+def test_updates_of_a_compiled_model_are_not_traced(name: str, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile fails to trace numba's compiler, which runs at the first call of a kernel."""
+    numba = pytest.importorskip("numba")
+    monkeypatch.setattr(kernel, numba.njit(lambda *arguments: 1.0))
+    torch._dynamo.reset()
+    model = FAMILIES[name].models["AutoModelForPreTraining"](FAMILIES[name].config(vocab_size=40, hidden_size=16))
+    ids = torch.randint(2, 40, (2, 8))
+    inputs = {"input_ids": ids, "labels": ids, "learning_rate": 0.02}
+    if name == "glove":
+        inputs["squares"] = {name: torch.ones_like(parameter) for name, parameter in model.named_parameters()}
+    assert float(torch.compile(model, backend="eager")(**inputs).loss) == pytest.approx(1 / ids.numel())
+
+
 def test_compiled_updates_need_numba_and_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
     table = torch.zeros(2, 2)

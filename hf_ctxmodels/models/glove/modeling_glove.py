@@ -145,6 +145,7 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         weights = (values / self.config.x_max).clamp(max=1) ** self.config.alpha
         return 0.5 * (weights * (products + biases - values.log()) ** 2).sum()
 
+    @torch.compiler.disable  # it cannot trace numba and threads
     @torch.no_grad()
     def _adagrad_step(self, learning_rate: float, squares: Mapping[str, Tensor], *cells: Tensor) -> Tensor:
         """AdaGrad on single cells (words, contexts, values); returns the summed loss."""

@@ -180,6 +180,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         average = config.architecture == "cbow"
         return build_blocks(text, config.window, config.negative, average, self.outputs.weight.dtype)
 
+    @torch.compiler.disable  # it cannot trace numba and threads
     @torch.no_grad()
     def _sgd_step(self, rate: float, text: TextBatch) -> Tensor:
         """SGD in small steps on a batch; returns the summed loss.
