@@ -42,6 +42,7 @@ from hf_ctxmodels.core.devices import DeviceArguments, select_device
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
+from hf_ctxmodels.layers.recurrent.recurrence import has_lstm_kernels
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.accelerator import describe_device, restore_determinism, use_deterministic_algorithms
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -95,7 +96,8 @@ def environment(device: torch.device, arguments: GpuArguments) -> Iterator[Resul
         memory = f"{properties.total_memory / 2**30:.0f} GiB"
         yield Result("device", f"{properties.name}, capability {capability}, {memory}", "capability (8, 0) or higher")
         kernels = {"flash": torch.backends.cuda.is_flash_attention_available(), "cudnn": torch.backends.cudnn.version()}
-        yield Result("kernels", str(kernels), "flash attention")
+        kernels["lstm"] = has_lstm_kernels(device)
+        yield Result("kernels", str(kernels), "flash attention, Triton for LSTMs with clipping")
 
 
 def heads(device: torch.device, arguments: GpuArguments) -> Iterator[Result]:
