@@ -20,6 +20,7 @@ from hf_ctxmodels.registry import FAMILIES
 PACKAGES = sorted(module.name for module in pkgutil.iter_modules(hf_ctxmodels.__path__) if module.ispkg)
 SAVED_MODELS = {"WordEncoder", "embed_words", "CtxSentenceEncoder", "Predictor", "ClassifierGuidance"}
 """Examples that open a model of the Hub or a saved one."""
+OPTIONAL_PACKAGES = {"numba", "triton"}
 OBJECTIVES = {name: family for family in FAMILIES.values() for name in family.objective_classes.values()}
 BILINGUAL = {"back_translation", "cross_lingual", "sentence_tasks", "translation"}
 """Modules of objectives of translations."""
@@ -77,7 +78,13 @@ def find_examples(package_name: str) -> Iterator[doctest.DocTest]:
     package = import_module(f"hf_ctxmodels.{package_name}")
     names = [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
     for name in [package.__name__, *names]:
-        for example in doctest.DocTestFinder(exclude_empty=True).find(import_module(name)):
+        try:
+            module = import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name not in OPTIONAL_PACKAGES:
+                raise
+            continue
+        for example in doctest.DocTestFinder(exclude_empty=True).find(module):
             if example.examples and example.name.rpartition(".")[2] not in SAVED_MODELS:
                 yield example
 

@@ -186,12 +186,15 @@ class LSTMForCausalLM(StatefulGeneration, ForCausalLM):
 
     def encode_for_targets(self, target_mask: Tensor | None, computes_logits: bool, **inputs: Any) -> Any:
         """Run the encoder on all words, which the regularization terms need; `last_hidden_state` is after
-        `output_dropout`. Raises CtxError for the `prefix_mask` of a Transformer decoder, which would be ignored."""
+        `output_dropout`. Without a mask and a cache, `position_ids` separate packed sequences (`packed_sequence_ids`);
+        otherwise an LSTM does not need them. Raises CtxError for the `prefix_mask` of a Transformer decoder, which
+        would be ignored."""
         reject_unused_tensors(prefix_mask=inputs.pop("prefix_mask", None))
         position_ids = inputs.pop("position_ids", None)
+        tokens = inputs.get("input_ids") if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"]
         masks = ("attention_mask", "sequence_ids", "past_key_values")
-        if position_ids is not None and all(inputs.get(name) is None for name in masks):
-            inputs["sequence_ids"] = packed_sequence_ids(position_ids)
+        if not (position_ids is None or tokens is None) and all(inputs.get(name) is None for name in masks):
+            inputs["sequence_ids"] = packed_sequence_ids(position_ids, tokens.shape[:2])
         attention_mask, sequence_ids = inputs.get("attention_mask"), inputs.get("sequence_ids")
         if target_mask is not None:
             ids, embeddings = inputs.get("input_ids"), inputs.get("inputs_embeds")

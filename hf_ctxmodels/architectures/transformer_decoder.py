@@ -183,7 +183,7 @@ class LayerStack(nn.Module):
         if position_ids is None:
             position_ids = token_positions(tokens, attention_mask, sequence_ids, past_length)
         elif all(value is None for value in (attention_mask, sequence_ids, cache, source)) and is_causal(masks):
-            sequence_ids = packed_sequence_ids(position_ids.expand(tokens.shape[:2]))
+            sequence_ids = packed_sequence_ids(position_ids, tokens.shape[:2])
         embedding_ids = self.extra_embedding_ids(tokens, kwargs)
         embedding_ids["position_ids"] = position_ids.expand(tokens.shape[:2])
         kwargs |= output_flags
@@ -335,8 +335,8 @@ class TransformerDecoder(LayerStack, CtxPreTrainedModel):
             attention_mask: (batch, length), with a cache (batch, past + length): 1 at tokens and 0 at padding; or a
                 4-D mask of the attention function.
             position_ids: (batch, length) or (1, length); None for the number of tokens before each token. In a causal
-                model, positions that restart within a row separate packed sequences, as in transformers, if there are
-                no `attention_mask`, `sequence_ids` and cache.
+                model without `attention_mask`, `sequence_ids` and cache, positions that do not increase by 1 separate
+                packed sequences, as in transformers' GPT-2; the labels of their first tokens must be -100.
             past_key_values: The cache of the preceding tokens, from an earlier forward; it is extended in place.
             use_cache: Return `past_key_values`; None returns them if they are passed. Without a cache the batch is
                 computed unpadded.

@@ -71,8 +71,8 @@ def build_laser(
     added_embeddings = embeddings[unknown].expand(len(vocab) - len(embeddings), -1)
     model = CtxLaserModel(config)
     model.load_state_dict({**layers, "embeddings.weight": torch.cat([embeddings, added_embeddings]).float()})
-    rules: dict[str, Any] = {"split_punctuation": False, "moses_language": "en"}
-    return model.eval(), CtxLaserTokenizer(vocab=vocab, merges=list(merges), **rules)
+    tokenizer = CtxLaserTokenizer(vocab=vocab, merges=list(merges), split_punctuation=False, moses_language="en")
+    return model.eval(), tokenizer
 
 
 @dataclass(kw_only=True)

@@ -22,13 +22,13 @@ from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 from hf_ctxmodels.models.ulmfit.modeling_ulmfit import CtxUlmfitForCausalLM, CtxUlmfitForSequenceClassification
 from hf_ctxmodels.models.ulmfit.tokenization_ulmfit import CtxUlmfitTokenizer
 
-# fastai 1 and 2, and the release of 2018; an encoder's file has no leading number, a classifier's encoder is a module
+# Names of fastai 1 and 2, and of the release of 2018. A saved encoder has no prefix `0.`; in a classifier, the encoder
+# is in `0.module`.
 _PREFIX = r"^(?:0\.)?(?:module\.)?"
 _EMBEDDINGS = re.compile(_PREFIX + r"encoder\.weight$")
 _LAYER = re.compile(_PREFIX + r"rnns\.(\d+)\.(?:module\.)?(weight_ih|weight_hh|bias_ih|bias_hh)_l0(_raw)?$")
 _CLASSIFIER = re.compile(r"^1\.layers\.(\d+)\.(?:(\d+|bn|lin)\.)?(\w+)$")
-_NUM_BATCHES = "num_batches_tracked"  # which files of 2018 lack
-_BLOCK_SIZE = 4  # of a classifier: normalization, dropout, linear layer, activation
+_BLOCK_SIZE = 4  # modules in a block of a classifier: normalization, dropout, linear layer, activation
 _LAYER_NAMES = {"weight_ih": "input_weight", "weight_hh": "state_weight", "bias_ih": "bias", "bias_hh": "state_bias"}
 _RENAMED_WORDS = {  # special words of the release of 2018
     "_unk_": "xxunk",
@@ -42,8 +42,13 @@ _RENAMED_WORDS = {  # special words of the release of 2018
 
 
 def read_fastai(file: str | Path) -> CtxUlmfitForCausalLM | CtxUlmfitForSequenceClassification:
-    """Load the language model or the text classifier of a .pth file, or of an encoder's file a language model with a
-    zero bias of the softmax."""
+    """Load the language model or the text classifier of a .pth file.
+
+    The file of an encoder gives a language model whose output bias is 0.
+
+    Raises:
+        CtxError: The file has no AWD-LSTM, or a classifier without exactly one hidden layer.
+    """
     content = read_tensors(file, "model")  # may be next to an optimizer's state
     embeddings = next((value for name, value in content.items() if _EMBEDDINGS.match(name)), None)
     if embeddings is None:
@@ -69,7 +74,13 @@ def read_fastai(file: str | Path) -> CtxUlmfitForCausalLM | CtxUlmfitForSequence
     if classifier := _classifier_weights(content):
         model_class = CtxUlmfitForSequenceClassification
         sizes = [len(value) for value in classifier.values() if value.dim() == 2]
-        config.classifier_size, config.num_labels = sizes[0], sizes[-1]
+        if len(sizes) != 2:
+            raise CtxError(
+                f"The classifier has {len(sizes)} linear layers, expected 2.",
+                location=str(file),
+                hint="use a text classifier with one hidden layer, the default of fastai.",
+            )
+        config.classifier_size, config.num_labels = sizes
         weights |= classifier
     else:
         weights["decoder.weight"] = content.get("1.decoder.weight", embeddings)
@@ -100,9 +111,11 @@ def _classifier_weights(content: dict[str, Tensor]) -> dict[str, Tensor]:
                 index = _BLOCK_SIZE * index + (0 if module in ("0", "bn") else 2)
             weights[f"classifier.{index}.{parameter}"] = value
     for name, value in [*weights.items()]:
-        if name.endswith(".weight"):
-            default = ("bias", value.new_zeros(len(value))) if value.dim() == 2 else (_NUM_BATCHES, torch.tensor(0))
-            weights.setdefault(name.replace("weight", default[0]), default[1])
+        prefix = name.removesuffix("weight")
+        if prefix != name and value.dim() == 2:
+            weights.setdefault(f"{prefix}bias", value.new_zeros(len(value)))
+        elif prefix != name:  # files of 2018 do not count the batches
+            weights.setdefault(f"{prefix}num_batches_tracked", torch.tensor(0))
     return weights
 
 

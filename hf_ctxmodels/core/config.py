@@ -119,7 +119,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     head_dropout_field: ClassVar[str] = "classifier_dropout"
 
     # empty except while config.json is written: trl reads `config.auto_map` of each class that transformers lacks
-    auto_map = cast(dict[str, str], MappingProxyType({}))
+    auto_map = cast(Mapping[str, str], MappingProxyType({}))
 
     # linear layers that PEFT adapts by default
     peft_target_modules: ClassVar[tuple[str, ...]] = ()

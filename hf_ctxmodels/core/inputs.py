@@ -1,17 +1,17 @@
 """Checks of model inputs, and default positions and sequence numbers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache
+from transformers.masking_utils import find_packed_sequence_indices
 
 from hf_ctxmodels.core.devices import autocast_dtype
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host
+from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host, to_device
 
 _PACKING_ARGUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 _ID_TYPES = (torch.int64, torch.int32)  # the types that torch.nn.Embedding supports
@@ -120,7 +120,7 @@ def check_tensors(**arguments: Any) -> None:
 
 def reject_unused_tensors(**kwargs: Any) -> None:
     """Raise CtxError if the unknown keyword arguments of a forward contain a tensor or a cache, which would be ignored;
-    arguments that collators of transformers and trl add to packed batches with `position_ids` are allowed."""
+    the packing arguments of the collators of transformers and trl are ignored: `position_ids` are enough."""
     for name, value in kwargs.items():
         if isinstance(value, Tensor | Cache) and name not in _PACKING_ARGUMENTS:
             raise CtxError(
@@ -272,12 +272,28 @@ def check_no_empty_rows(token_mask: Tensor) -> None:
         raise CtxError(f"Row {row} of attention_mask has no token.", hint="remove the row.")
 
 
-def packed_sequence_ids(position_ids: Tensor) -> Tensor | None:
-    """(batch, length) `sequence_ids` of sequences that start where the `position_ids` of a row do not increase, as
-    `DataCollatorWithFlattening` of transformers packs them; None if the positions of all rows increase."""
-    if not is_traced(position_ids) and bool((host_copy(position_ids).diff() > 0).all()):
-        return None
-    return on_host(lambda ids: F.pad((ids.diff() <= 0).cumsum(1) + 1, (1, 0), value=1), position_ids)
+def packed_sequence_ids(position_ids: Tensor, shape: Sequence[int]) -> Tensor | None:
+    """The `sequence_ids` of packed sequences, which start where positions do not increase by 1.
+
+    `DataCollatorWithFlattening` of transformers separates sequences in this way.
+
+    Args:
+        position_ids: (batch, length) or (1, length).
+        shape: (batch, length).
+
+    Returns:
+        (batch, length) ids from 1; None if each row is one sequence.
+
+    Raises:
+        CtxError: The shape of `position_ids` differs.
+    """
+    if tuple(position_ids.shape) not in {tuple(shape), (1, shape[1])}:
+        raise CtxError(
+            f"position_ids is {tuple(position_ids.shape)}, expected {tuple(shape)} or {(1, shape[1])}.",
+            hint="pass a position for each token.",
+        )
+    indices = find_packed_sequence_indices(host_copy(position_ids.expand(*shape)))
+    return None if indices is None else to_device(indices + 1, position_ids.device)
 
 
 def cumulative_token_counts(token_mask: Tensor, sequence_ids: Tensor | None) -> Tensor:

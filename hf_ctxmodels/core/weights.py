@@ -105,14 +105,20 @@ def require_resizable(embeddings: nn.Module) -> None:
             )
 
 
-def require_loaded(weight: Tensor, states: Tensor, content: str, *, hint: str) -> None:
+def require_loaded(weight: Tensor, states: Tensor, description: str, *, hint: str) -> None:
     """Raise CtxError if accelerate offloads a weight that is read outside the forward of its module.
 
     Accelerate loads the weights of a module for its forward only; otherwise they are on the meta device, and products
     with them are undefined.
+
+    Args:
+        weight: The weight.
+        states: Hidden states of any shape that are multiplied with it.
+        description: The subject of the error.
+        hint: What to do instead.
     """
     if weight.is_meta and not states.is_meta:
-        raise CtxError(f"{content} cannot be offloaded.", hint=hint)
+        raise CtxError(f"{description} cannot be offloaded.", hint=hint)
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:

@@ -8,7 +8,6 @@ Documents belong to the range in which they begin: all ranges of a file together
 """
 
 import io
-import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,12 +32,16 @@ from hf_ctxmodels.data.files import (
 if TYPE_CHECKING:
     import pyarrow
 
-# first bytes of archives and compressed files
-_ARCHIVE = re.compile(
-    rb"(?P<zip>PK\x03\x04)|(?P<gzip>\x1f\x8b)|(?P<bzip2>BZh[1-9]1AY&SY)|(?P<xz>\xfd7zXZ\x00)"
-    rb"|(?P<Zstandard>\x28\xb5\x2f\xfd)|(?P<tar>.{257}ustar)",
-    re.DOTALL,
-)
+_ARCHIVES = {  # first bytes -> format of archives and compressed files
+    b"PK\x03\x04": "zip",
+    b"PK\x05\x06": "zip",
+    b"Rar!\x1a\x07": "RAR",
+    b"7z\xbc\xaf\x27\x1c": "7z",
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "Zstandard",
+    b"BZh91AY&SY": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+}
 FILE_SUFFIXES = (".txt", ".jsonl", ".parquet")
 _ISO_639_1 = (
     "aa ab af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en "
@@ -163,7 +166,7 @@ def read_lines(path: str | Path, start: int = 0, stop: int | None = None) -> Ite
             for line in file:
                 if stop is not None and offset >= stop:
                     return
-                if offset == 0 and (archive := _ARCHIVE.match(line)):
+                if offset == 0 and (archive := _archive_format(line)):
                     raise _archive_error(path, archive)
                 # only the first line may begin with a byte order mark
                 text = line.decode("utf-8-sig" if offset == 0 else "utf-8")
@@ -184,13 +187,21 @@ def read_lines(path: str | Path, start: int = 0, stop: int | None = None) -> Ite
         ) from error
 
 
-def _archive_error(path: str, archive: re.Match[bytes]) -> CtxError:
-    """The error for a file that begins like an archive."""
-    return CtxError(
-        f"The content is {archive.lastgroup} data, not text.",
-        location=f"{path}{' after decompression' if compression_suffix(path) else ''}",
-        hint="extract the file, or compress the text to a file whose name ends in .gz or .zst.",
-    )
+def _archive_format(line: bytes) -> str | None:
+    """The format of a file that begins with this line, if it is an archive or compressed."""
+    if line[257:262] == b"ustar":
+        return "tar"
+    return next((name for start, name in _ARCHIVES.items() if line.startswith(start)), None)
+
+
+def _archive_error(path: str, archive: str) -> CtxError:
+    """The error for a file in the format of an archive."""
+    is_decompressed = compression_suffix(path)
+    hint = "extract the file."
+    if archive in ("gzip", "Zstandard") and not is_decompressed:
+        hint = f"rename the file to end in {'.gz' if archive == 'gzip' else '.zst'}."
+    location = f"{path}{' after decompression' if is_decompressed else ''}"
+    return CtxError(f"The content is {archive} data, not text.", location=location, hint=hint)
 
 
 def _utf16_error(path: str, line: bytes, offset: int) -> CtxError:

@@ -14,8 +14,8 @@ _TOKENS_PER_CHARACTER = 4  # at most, in a vocabulary of bytes
 class DecodedStopStrings(StoppingCriteria):
     """Stops a sequence if its last token completes one of the stop strings in the decoded text.
 
-    `StopStringCriteria` of transformers encodes the text "abcdef" and expects to decode it, which needs these letters
-    in the vocabulary, and knows no target vocabulary.
+    It needs no particular tokens in the vocabulary, unlike `StopStringCriteria` of transformers, which encodes a text
+    of letters, and decodes target vocabularies.
 
     Args:
         stop_strings: The stop strings.
@@ -30,19 +30,24 @@ class DecodedStopStrings(StoppingCriteria):
             tokenizer.decode_target if has_targets else tokenizer.batch_decode
         )
 
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
+    def __call__(self, input_ids: Tensor, scores: Tensor | None, **kwargs: Any) -> Any:
         """(sequences,) whether each of the (sequences, length) ids has ended."""
         sequences = input_ids[:, -self.window :].tolist()
         texts, previous_texts = self.decode(sequences), self.decode([ids[:-1] for ids in sequences])
-        has_ended = [
-            any(text.count(string) > previous_text.count(string) for string in self.stop_strings)
-            for text, previous_text in zip(texts, previous_texts, strict=True)
-        ]
+        has_ended = [self._is_completed(*pair) for pair in zip(texts, previous_texts, strict=True)]
         return torch.tensor(has_ended, device=input_ids.device)
+
+    def _is_completed(self, text: str, previous_text: str) -> bool:
+        """Whether a stop string of the text ends after the part that the previous text has in common with it."""
+        pairs = enumerate(zip(text, previous_text, strict=False))
+        common = next(
+            (index for index, (first, second) in pairs if first != second), min(len(text), len(previous_text))
+        )
+        return any(text.find(string, max(0, common + 1 - len(string))) >= 0 for string in self.stop_strings)
 
 
 class GenerationWithStopStrings(GenerationMixin):
-    """`generate` whose `stop_strings` need no particular vocabulary, see `DecodedStopStrings`."""
+    """Generation with stop strings for any vocabulary, see `DecodedStopStrings`."""
 
     def _get_stopping_criteria(self, generation_config: Any, *args: Any, **kwargs: Any) -> StoppingCriteriaList:
         stop_strings, tokenizer = generation_config.stop_strings, kwargs.get("tokenizer")

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
@@ -13,25 +13,32 @@ from hf_ctxmodels.tokenizers.base import CtxTokenizer
 UNSEGMENTED_LANGUAGES = ("ja", "th", "zh")  # written without spaces, which Moses does not split
 
 
+def check_moses_language(language: Any) -> None:
+    """Raise CtxError for a value that is not the name of a language, or a language that Moses does not split."""
+    if not isinstance(language, str):
+        raise CtxError(f"Expected the name of a language, such as 'en', got {language!r}.", hint="use 'en', 'de', ...")
+    if language in UNSEGMENTED_LANGUAGES:
+        raise CtxError(
+            f"Moses does not support {language!r}, which is written without spaces between words.",
+            hint="split the words beforehand, and use moses_language=None, or, for XLM, word_splitting='whitespace'.",
+        )
+
+
 @lru_cache
 def load_moses(language: str) -> tuple[Any, Any]:
     """The punctuation normalizer and the tokenizer of a language, with the abbreviations of English for unknown ones.
 
     Raises:
-        CtxError: sacremoses is not installed, or the language is one of `UNSEGMENTED_LANGUAGES`.
+        CtxError: sacremoses is not installed, or as in `check_moses_language`.
     """
-    if language in UNSEGMENTED_LANGUAGES:
-        raise CtxError(
-            f"Moses does not support {language!r}, which is written without spaces between words.",
-            hint="split the words beforehand, and use a tokenizer that splits at white space.",
-        )
+    check_moses_language(language)
     try:
         import sacremoses
     except ImportError as error:
         raise CtxError(
             "The tokenizer splits words by the Moses rules of sacremoses, which is not installed.",
-            hint="pip install 'hf_ctxmodels[moses]', or use a tokenizer with other rules, which splits some words "
-            "differently.",
+            hint="pip install 'hf_ctxmodels[moses]', or use moses_language=None, or, for XLM, "
+            "word_splitting='punctuation', which splits some words differently.",
         ) from error
     return sacremoses.MosesPunctNormalizer(lang=language), sacremoses.MosesTokenizer(lang=language)
 
@@ -51,8 +58,12 @@ class MosesTokenizer(CtxTokenizer):
     """Base class of tokenizers that can split running text into words by the Moses rules.
 
     Args:
-        moses_language: Normalize punctuation and split words by the rules of this language (package sacremoses); None
-            for the rules of the class alone. The attribute can be changed. Offsets refer to the split text.
+        moses_language: Normalize punctuation and split words by the rules of this language (package sacremoses) before
+            the rules of the class; None for the rules of the class alone. The attribute can be changed. Texts that are
+            split into words (`is_split_into_words`) are not split again. Offsets refer to the split text.
+
+    Raises:
+        CtxError: As `check_moses_language`.
     """
 
     def __init__(self, *args: Any, moses_language: str | None = None, **kwargs: Any) -> None:
@@ -66,15 +77,33 @@ class MosesTokenizer(CtxTokenizer):
 
     @moses_language.setter
     def moses_language(self, language: str | None) -> None:
+        if language is not None:
+            check_moses_language(language)
         self._moses_language = self.init_kwargs["moses_language"] = language
         self.reads_unchanged_text = language is None
 
-    def _encode_plus(self, text: Any, text_pair: Any = None, *args: Any, **kwargs: Any) -> BatchEncoding:
-        if self.moses_language is not None:
-            text, text_pair = (map_texts(self, texts, self._split_into_words) for texts in (text, text_pair))
-        return super()._encode_plus(text, text_pair, *args, **kwargs)
+    @classmethod
+    def train(cls, *args: Any, **kwargs: Any) -> Self:
+        """Train a tokenizer; raises CtxError for `moses_language`, since training does not split texts by its rules."""
+        if kwargs.get("moses_language") is not None:
+            raise CtxError(
+                "Tokenizers are not trained on texts split by the Moses rules.",
+                location=f"moses_language={kwargs['moses_language']!r}",
+                hint="split the texts beforehand, or omit moses_language.",
+            )
+        return super().train(*args, **kwargs)  # type: ignore[misc]
 
-    def _split_into_words(self, text: str, **options: Any) -> str:
-        """The words of a text, separated by spaces; the options are sacremoses' own."""
-        normalizer, tokenizer = load_moses(str(self.moses_language))
+    def _encode_plus(
+        self, text: Any, text_pair: Any = None, *args: Any, is_split_into_words: bool = False, **kwargs: Any
+    ) -> BatchEncoding:
+        if (language := self.moses_language) is not None and not is_split_into_words:
+            text, text_pair = (
+                map_texts(self, texts, lambda segment: self._split_into_words(segment, language))
+                for texts in (text, text_pair)
+            )
+        return super()._encode_plus(text, text_pair, *args, is_split_into_words=is_split_into_words, **kwargs)
+
+    def _split_into_words(self, text: str, language: str, **options: Any) -> str:
+        """The words of a text, separated by spaces; the options are arguments of `sacremoses.MosesTokenizer`."""
+        normalizer, tokenizer = load_moses(language)
         return tokenizer.tokenize(normalizer.normalize(text), return_str=True, escape=False, **options)

@@ -202,7 +202,9 @@ INVALID_SOURCES = {
     "utf-16": ("corpus.txt", "One.\nTwo.\n".encode("utf-16-le"), r"UTF-16LE without(.|\n)*byte 1(.|\n)*-f UTF-16LE"),
     "big-endian utf-16": ("corpus.txt", "One.\n".encode("utf-16-be"), r"UTF-16BE without a byte order mark: byte 0"),
     "zip": ("corpus.txt", archive(zipfile.ZipFile, "writestr", "a.txt", "One.\n"), r"zip data, not text(.|\n)*corpus"),
-    "gzip without suffix": ("corpus.txt", gzip.compress(b"One.\n"), r"gzip data, not text(.|\n)*ends in \.gz"),
+    "gzip without suffix": ("corpus.txt", gzip.compress(b"One.\n"), r"gzip data, not text(.|\n)*end in \.gz"),
+    "7z": ("corpus.txt", b"7z\xbc\xaf\x27\x1c\x00\x04", "7z data, not text"),
+    "RAR": ("corpus.txt", b"Rar!\x1a\x07\x01\x00", "RAR data, not text"),
     "bzip2": ("corpus.txt", bz2.compress(b"One.\n"), "bzip2 data, not text"),
     "xz": ("corpus.jsonl", lzma.compress(b"One.\n"), "xz data, not text"),
     "tar": (

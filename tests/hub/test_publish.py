@@ -130,7 +130,7 @@ from hf_ctxmodels.downstream.adapters import load_saved_adapters
 
 repo = sys.argv[1]
 model = AutoModel.from_pretrained(f"{repo}-adapter-saved")
-AutoModel.from_pretrained(f"{repo}-adapter-saved")  # the Hub is not asked again whether there are adapters
+AutoModel.from_pretrained(f"{repo}-adapter-saved")
 assert load_saved_adapters(model, f"{repo}-adapter-saved") == ["task"]
 assert list(CtxTaskNetworkModel.from_pretrained(f"{repo}-network", revision="trial").stack.tokenizers) == ["x"]
 """

@@ -47,7 +47,7 @@ def test_torch_functions_are_used_without_triton(
 def test_kernels_are_selected_for_their_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     """On CUDA devices only, in float32, bfloat16 and float16, for contiguous gates."""
     kernels = SimpleNamespace()
-    monkeypatch.setattr(recurrence, "has_lstm_kernels", lambda device: True)
+    monkeypatch.setattr(recurrence, "has_lstm_kernels", lambda device, dtype: True)
     monkeypatch.setattr(recurrence, "import_module", lambda name: kernels)
     assert recurrence._select_lstm_steps(torch.zeros(1, 1, 4)) is lstm_steps
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):

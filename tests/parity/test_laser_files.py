@@ -8,7 +8,7 @@ import torch
 from commands import run_command
 from transformers import AutoModel, AutoTokenizer
 
-from hf_ctxmodels import CtxError
+from hf_ctxmodels import CtxError, CtxLaserTokenizer
 from hf_ctxmodels.conversion.laser import build_laser, read_encoder
 from hf_ctxmodels.conversion.released_files import read_codes
 
@@ -98,12 +98,17 @@ def test_moses_language(tmp_path: Path) -> None:
     reopened = AutoTokenizer.from_pretrained(tmp_path)
     assert (reopened.moses_language, reopened.reads_unchanged_text) == ("de", False)
     assert reopened(["The cat.", "sat"], ["the", "cat."]) == tokenizer(["The cat.", "sat"], ["the", "cat."])
+    words = tokenizer(["The", "cat."], is_split_into_words=True)
+    assert words.word_ids()[:2] == [0, 1], "words are not split again"
     tokenizer.moses_language = None
     assert tokenizer.tokenize("the cat.")[-1] == ".</w>"
     assert tokenizer.tokenize("the cat.") != ["the</w>", "cat</w>", ".</w>"]
-    tokenizer.moses_language = "zh"
-    with pytest.raises(CtxError, match="'zh'"):
-        tokenizer("the cat")
+    assert tokenizer.moses_language is None
+    for language, message in (("zh", "'zh'"), (True, "name of a language")):
+        with pytest.raises(CtxError, match=message):
+            tokenizer.moses_language = language
+    with pytest.raises(CtxError, match="not trained on texts"):
+        CtxLaserTokenizer.train(["a cat"], 60, moses_language="en")
 
 
 def test_invalid_files_raise(tmp_path: Path) -> None:

@@ -104,23 +104,31 @@ def _previous_states(initial: Tensor, states: Tensor, options: StepOptions) -> T
 
 
 @cache
-def has_lstm_kernels(device: torch.device) -> bool:
-    """Whether Triton is installed and compiles for this device, which needs a C compiler, too."""
+def has_lstm_kernels(device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether the kernels of `lstm_kernels` run on a device: Triton must be installed and find a C compiler."""
     if find_spec("triton") is None:
         return False
     try:
-        tensors = [torch.zeros(1, 1, width, device=device) for width in (LSTM_GATES, 1, 1, 1)]
-        import_module(_LSTM_KERNELS).lstm_step(*tensors, None)
+        kernels = import_module(_LSTM_KERNELS)
+        gates, *cells = (torch.zeros(1, 1, width, device=device, dtype=dtype) for width in (LSTM_GATES, 1, 1, 1))
+        kernels.lstm_step(gates, *cells, None)
+        kernels.LSTMStepGradients(gates, *cells[:2], None)(slice(0, 1), *cells[:2])
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # of Triton, its compilers or the driver
-        logger.warning(f"LSTM steps run without Triton, which failed with {type(error).__name__}: {error}")
+        logger.warning(
+            f"LSTM steps run without Triton, which failed with {type(error).__name__}: {error}\n  Fix: install a C "
+            "compiler, or uninstall triton."
+        )
         return False
     return True
 
 
 def _select_lstm_steps(gates: Tensor) -> ModuleType:
-    """The module with the elementwise part of a step, for gates in its layout."""
+    """`lstm_kernels` if they run on the device of the gates, which must be contiguous and of a supported dtype; else
+    `lstm_steps`."""
     has_kernels = gates.is_cuda and gates.dtype in _KERNEL_DTYPES and gates.is_contiguous()
-    return import_module(_LSTM_KERNELS) if has_kernels and has_lstm_kernels(gates.device) else lstm_steps
+    return import_module(_LSTM_KERNELS) if has_kernels and has_lstm_kernels(gates.device, gates.dtype) else lstm_steps
 
 
 def run_lstm(

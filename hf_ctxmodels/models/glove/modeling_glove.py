@@ -116,8 +116,8 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         if labels is None:
             encoded = self.encode(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
             words, contexts = model.word_embeddings(input_ids), model.context_embeddings.weight
-            for weight in (contexts, self.context_bias.weight):
-                require_loaded(weight, words, "The context vectors", hint="keep them in memory (device_map).")
+            for weight, name in ((contexts, "context_embeddings"), (self.context_bias.weight, "context_bias")):
+                require_loaded(weight, words, f"`{name}`", hint="keep it in memory: pass another device_map.")
             logits = words @ contexts.T
             logits = logits + self.word_bias(input_ids) + self.context_bias.weight[:, 0]
             return MaskedLMOutput(logits=logits, hidden_states=encoded.hidden_states)

@@ -10,10 +10,10 @@ from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
 class CtxTransformerXLTokenizer(MosesTokenizer, CtxWordTokenizer):
     """Splits text into words, ordered by frequency; `<eos>` follows each text.
 
-    WikiText-103 is split into words in advance, so a released vocabulary splits at white space and keeps the case. With
-    `moses_language="en"`, it splits the words, hyphens and numbers of running text as in WikiText (`1 @,@ 000`), like
-    the tokenizer of transformers 4. `train` learns lower-cased words of running text by default. See `CtxWordTokenizer`
-    and `MosesTokenizer` for arguments, training and errors.
+    WikiText-103 is split into words in advance, so by default a tokenizer with a given vocabulary splits at white space
+    and keeps the case. With `moses_language="en"` it also splits the words, hyphens and numbers of running text as in
+    WikiText (`1 @,@ 000`), like the tokenizer of transformers 4. `train` lower-cases and splits at punctuation by
+    default. See `CtxWordTokenizer` and `MosesTokenizer` for arguments, training and errors.
 
     Example:
         >>> rules = {"do_lower_case": False, "split_punctuation": False}  # for text that is split in advance
@@ -32,6 +32,6 @@ class CtxTransformerXLTokenizer(MosesTokenizer, CtxWordTokenizer):
     }
     templates = ("$A:0 {eos}:0", "$A:0 {eos}:0 $B:1 {eos}:1")
 
-    def _split_into_words(self, text: str, **options: Any) -> str:
-        words = super()._split_into_words(text, aggressive_dash_splits=True, **options)
+    def _split_into_words(self, text: str, language: str, **options: Any) -> str:
+        words = super()._split_into_words(text, language, aggressive_dash_splits=True, **options)
         return re.sub(r"(?<=\d)[,.](?=\d)", r" @\g<0>@ ", words)

@@ -122,7 +122,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
             return MaskedLMOutput(loss=loss)
         encoded = self.encode(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
         states = encoded.last_hidden_state
-        require_loaded(self.outputs.weight, states, "The output vectors", hint="keep `outputs` in memory (device_map).")
+        require_loaded(self.outputs.weight, states, "`outputs`", hint="keep it in memory: pass another device_map.")
         if labels is None:
             logits = self._logits(states, attention_mask)
             return MaskedLMOutput(logits=logits, hidden_states=encoded.hidden_states)
