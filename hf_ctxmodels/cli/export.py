@@ -24,7 +24,7 @@ from hf_ctxmodels.compression.low_rank.compression import (
     find_factorizable_modules,
     record_second_moments,
 )
-from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER
+from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER, has_saved_adapters
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import format_next_commands, print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
@@ -39,7 +39,7 @@ from hf_ctxmodels.core.output_files import (
     replacing_files,
 )
 from hf_ctxmodels.data.text_files import read_lines
-from hf_ctxmodels.downstream.adapters.adapter_checkpoints import has_saved_adapters, load_saved_model
+from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_saved_model
 from hf_ctxmodels.inference.exporting import (
     Format,
     check_export_file,

@@ -45,30 +45,42 @@ def suppress_adapter_notice() -> Iterator[None]:
         _IS_NOTICE_SUPPRESSED.reset(token)
 
 
-_NO_ERRORS = {
-    f"_raise_exceptions_for_{cause}": False for cause in ("gated_repo", "missing_entries", "connection_errors")
-}
+def has_saved_adapters(source: str | Path, subfolder: str = "", **hub_options: Any) -> bool:
+    """Whether a directory or Hub id has adapters that `load_saved_adapters` loads.
+
+    Args:
+        source: Directory or Hub id of a model.
+        subfolder: Folder of the model in the directory or repository.
+        hub_options: Arguments of `transformers.utils.cached_file`, such as `revision` and `token`.
+    """
+    if Path(source).exists() or Path(source).is_absolute():
+        return Path(source, subfolder, ADAPTERS_FOLDER, STACK_FILE).is_file()
+    try:
+        file = cached_file(
+            str(source),
+            STACK_FILE,
+            subfolder=f"{subfolder}/{ADAPTERS_FOLDER}" if subfolder else ADAPTERS_FOLDER,
+            _raise_exceptions_for_gated_repo=False,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            **hub_options,
+        )
+    except OSError:  # no such repository, or no valid id
+        return False
+    return file is not None
 
 
 def report_unloaded_adapters(source: Any, subfolder: str = "", **hub_options: Any) -> None:
-    """Print that the adapters saved with a loaded model were not loaded: without them its outputs differ.
-
-    Args:
-        source: Directory or Hub id of the model; other types have no adapters.
-        subfolder: Folder of the model in the directory or repository.
-        hub_options: Arguments of `cached_file`, such as `revision` and `token`.
-    """
+    """Print that the adapters saved with a loaded model were not loaded: without them its outputs differ. Arguments as
+    in `has_saved_adapters`; a `source` of another type has no adapters."""
     if not isinstance(source, str | Path):
         return
-    folder = Path(source) / subfolder / ADAPTERS_FOLDER
+    folder = Path(source, subfolder, ADAPTERS_FOLDER)
     adapters = sorted(path.parent.name for path in folder.glob("*/adapter_config.json"))
     if adapters:
         is_reported = not (_IS_NOTICE_SUPPRESSED.get() and (folder / STACK_FILE).is_file())
-    elif Path(source).exists() or _IS_NOTICE_SUPPRESSED.get():
-        return
     else:
-        file = str(Path(subfolder, ADAPTERS_FOLDER, STACK_FILE))
-        is_reported = cached_file(str(source), file, **hub_options, **_NO_ERRORS) is not None
+        is_reported = not _IS_NOTICE_SUPPRESSED.get() and has_saved_adapters(source, subfolder, **hub_options)
     if is_reported:
         names = f" {', '.join(adapters)}" if adapters else ""
         print_status(f"{source}: loaded without its adapters{names}; adapters.load_saved_adapters adds them")

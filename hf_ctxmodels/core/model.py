@@ -43,7 +43,14 @@ SaveHook = Callable[[PreTrainedModel, Path, dict[str, Tensor] | None, bool], dic
 """A function of the model, the directory, the weights (None for `model.state_dict()`) and whether this process writes
 files; returns the weights to save."""
 
-_HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "proxies")  # of `from_pretrained`
+_HUB_OPTIONS = (
+    "revision",
+    "token",
+    "cache_dir",
+    "force_download",
+    "local_files_only",
+    "proxies",
+)  # of `from_pretrained`
 
 
 class CtxPreTrainedModel(PreTrainedModel):
@@ -274,8 +281,10 @@ class CtxPreTrainedModel(PreTrainedModel):
             try:
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
             except HfHubHTTPError as error:
-                if not kwargs.get("create_pr") or error.response.status_code != HTTPStatus.FORBIDDEN:
-                    raise  # a pull request to the repository of others needs no new branch
+                # a pull request to the repository of someone else needs no new branch
+                is_tolerated = kwargs.get("create_pr") and error.response.status_code == HTTPStatus.FORBIDDEN
+                if not is_tolerated:
+                    raise
         kwargs["commit_message"] = kwargs.get("commit_message") or "Upload model"
         ignored = [pattern for name in map(glob.escape, unmodified) for pattern in (name, f"{name}/*")]
         return api.upload_folder(repo_id=repo_id, folder_path=working_dir, ignore_patterns=ignored, **kwargs)

@@ -26,7 +26,7 @@ from zoo import (
 )
 
 from hf_ctxmodels import CtxAlbertModel, CtxBertConfig, CtxBertModel, CtxError
-from hf_ctxmodels.core.adapter_support import is_adapter_parameter
+from hf_ctxmodels.core.adapter_support import has_saved_adapters, is_adapter_parameter
 from hf_ctxmodels.core.config import CtxTransformerConfig
 from hf_ctxmodels.downstream.adapters import (
     BottleneckConfig,
@@ -43,7 +43,6 @@ from hf_ctxmodels.downstream.adapters import (
     train_fusion,
 )
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import (
-    has_saved_adapters,
     load_model_with_adapters,
     load_saved_model,
 )

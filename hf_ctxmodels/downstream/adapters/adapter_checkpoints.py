@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub import snapshot_download
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER, STACK_FILE, suppress_adapter_notice
+from hf_ctxmodels.core.adapter_support import (
+    ADAPTERS_FOLDER,
+    STACK_FILE,
+    has_saved_adapters,
+    suppress_adapter_notice,
+)
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
@@ -109,16 +114,6 @@ def load_adapter(model: PreTrainedModel, source: str | Path, name: str | None = 
             f"{source}: its head ({head[0].get('head_type')}) does not fit {type(model).__name__} and is not loaded"
         )
     return name
-
-
-def has_saved_adapters(directory: str | Path) -> bool:
-    """Whether a directory or Hub id has adapters that `load_saved_adapters` loads."""
-    if Path(directory).exists() or Path(directory).is_absolute():
-        return (Path(directory) / ADAPTERS_FOLDER / STACK_FILE).is_file()
-    try:
-        return Path(hf_hub_download(str(directory), f"{ADAPTERS_FOLDER}/{STACK_FILE}")).is_file()
-    except Exception:  # no such file or repository, no network, no valid id
-        return False
 
 
 def load_saved_adapters(model: PreTrainedModel, directory: str | Path) -> list[str]:
