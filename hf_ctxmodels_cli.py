@@ -118,10 +118,10 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
         "predict": Command("Predict labels, tags, answers or scores for the examples of a file.", "predict"),
         "generate": Command("Generate a text for each line of a file.", "generate"),
         "embed": CommandGroup(
-            "Compute the vectors of words in context, or of sentences.",
+            "Embed words in context, or sentences.",
             {
-                "words": Command("Vectors of the words of the sentences of a file, in context.", "embed_words"),
-                "sentences": Command("Vectors of the sentences of a file.", "embed_sentences"),
+                "words": Command("Embed the words of a file in context.", "embed_words"),
+                "sentences": Command("Embed the sentences of a file.", "embed_sentences"),
             },
         ),
         "evaluate": CommandGroup(

@@ -105,7 +105,7 @@ def test_second_interruption_has_no_traceback(monkeypatch, capsys):
     assert capsys.readouterr().err == "\nInterrupted.\n"
 
 
-def test_missing_backend_of_notebook_does_not_matter():
+def test_matplotlib_backend_of_notebook_is_ignored():
     """A cell of a notebook passes the name of its backend to a command of another environment."""
     code = "import atexit, sys; atexit.register(__import__, 'matplotlib.figure'); import hf_ctxmodels_cli as cli; "
     code += "sys.argv = ['hf-ctxmodels', 'recipes']; cli.main()"

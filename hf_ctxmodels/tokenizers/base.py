@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from tokenizers import AddedToken, processors
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TokenizersBackend
+from transformers.utils import logging
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import read_json
@@ -17,6 +18,8 @@ from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.core.remote_code import InstalledCode, get_remote_code_stub
 
 _NEW_TOKENS = "_new_tokens"  # keyword for the special tokens passed to `from_pretrained`
+logger = logging.get_logger(__name__)
+
 # Tokenizer -> its checked length and digest, since the digest of a large vocabulary takes a second.
 _CHECKED: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, str]] = WeakKeyDictionary()
 
@@ -89,10 +92,11 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
     def export_reference(self, save_directory: str | PathLike[str]) -> None:
         """Save the tokenizer for transformers without this package, as a `PreTrainedTokenizerFast`.
 
-        A tokenizer that prepares texts in Python (`reads_unchanged_text`) has no such form, and is saved as by
-        `save_pretrained`.
+        A tokenizer that prepares texts in Python (`reads_unchanged_text` is False) has no such form: it is saved as by
+        `save_pretrained`, with a warning, and needs this package.
         """
         if not self.reads_unchanged_text:
+            logger.warning(f"{type(self).__name__} prepares texts in Python: the saved tokenizer needs hf_ctxmodels.")
             self.save_pretrained(save_directory)
             return
         super().save_pretrained(save_directory)

@@ -92,7 +92,7 @@ def trl(context: CheckContext) -> str:
 
 @check("SetFit", "setfit")
 def setfit(context: CheckContext) -> str:
-    """A saved encoder, trained on eight texts, saved and reopened, with equal probabilities."""
+    """A saved encoder, trained on four texts, saved and reopened, with equal probabilities."""
     from datasets import Dataset
     from setfit import SetFitModel, Trainer, TrainingArguments
 

@@ -81,7 +81,7 @@ def check_dtypes() -> None:
             values = values or step_values
             step_gradients = steps.LSTMStepGradients(*values[:2], cell, clip)
             d_previous_cell = step_gradients(slice(None), d_output, d_cell)
-            results.append([*step_values, d_previous_cell, step_gradients.d_gates, step_gradients.unprojected])
+            results.append([*step_values, d_previous_cell, step_gradients.d_gates, step_gradients.unprojected_outputs])
         for expected, actual in zip(*results, strict=True):
             scale = expected.abs().max().item()
             torch.testing.assert_close(actual, expected, atol=tolerance * scale, rtol=tolerance)
@@ -101,7 +101,7 @@ def check_extreme_numbers() -> None:
         torch.testing.assert_close(*results, rtol=1e-5, atol=1e-37, equal_nan=True)
 
 
-def compile() -> None:
+def check_compilation() -> None:
     """The kernels compile for GPUs, with aligned and odd sizes."""
     kernels = {lstm_kernels.step_kernel: 4, lstm_kernels.gradient_kernel: 7}  # with their numbers of tensors
     for (kernel, num_tensors), dtype, capability, size in product(kernels.items(), TYPES, CAPABILITIES, (37, 4096)):
@@ -113,4 +113,4 @@ def compile() -> None:
 
 
 if __name__ == "__main__":
-    {"interpret": interpret, "compile": compile}[sys.argv[1]]()
+    {"interpret": interpret, "compile": check_compilation}[sys.argv[1]]()

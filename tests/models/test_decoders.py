@@ -57,7 +57,7 @@ def generate(model: Any, *args: Tensor, **options: Any) -> Tensor:
 @pytest.mark.parametrize("path", ["sdpa", "eager"])
 @torch.no_grad()
 def test_positions_that_restart_separate_sequences(family: str, path: str) -> None:
-    """A batch packed by transformers, which takes the boundaries of its sequences from `position_ids` too."""
+    """The logits of a batch that transformers has packed, whose `position_ids` restart with each sequence."""
     case = next(case for case in (*DECODERS, *LSTM_LMS) if case.family.name == family)
     model = case.model(attention=path)
     rows = [make_batch(case, (length,))["input_ids"][0].tolist() for length in LENGTHS]

@@ -81,7 +81,7 @@ def test_logits_equal_torch_lstm(layout: str, tmp_path: Path) -> None:
 
 
 class ReferenceClassifier(nn.Module):
-    """The pooled states of the language model's last layer below two blocks of a layout."""
+    """Two blocks of normalization and linear layer, in the layout of a release, on pooled states of the last layer."""
 
     def __init__(self, layout: str) -> None:
         super().__init__()

@@ -28,8 +28,8 @@ TEXTS = {
 def test_vectors_of_raw_texts(tmp_path: Path) -> None:
     (tmp_path / "codes").write_text("".join(f"{first} {second} 9\n" for first, second in CODES))
     tokenizers = {language: preprocessing.Tokenizer(language) for language in TEXTS}
-    split = [tokenizers[language].tokenize(text) for language, texts in TEXTS.items() for text in texts]
-    characters = sorted({character for text in split for character in text if not character.isspace()})
+    split_texts = [tokenizers[language].tokenize(text) for language, texts in TEXTS.items() for text in texts]
+    characters = sorted({character for text in split_texts for character in text if not character.isspace()})
     subwords = [*characters, *(f"{character}@@" for character in characters), "the", "don", "cat"]
     subwords += ["th@@", "do@@", "ca@@"]  # the reference splits subwords that its vocabulary lacks
     vocabulary = tmp_path / "vocabulary"
@@ -43,7 +43,7 @@ def test_vectors_of_raw_texts(tmp_path: Path) -> None:
     weights = encoder.Encoder(**params).state_dict()
     torch.save({"params": params, "model": weights, "dictionary": dictionary}, tmp_path / "encoder.pt")
     reference = encoder.SentenceEncoder(str(tmp_path / "encoder.pt"), max_tokens=100, cpu=True)
-    expected = torch.from_numpy(reference.encode_sentences([bpe.encode_tokens(text) for text in split]))
+    expected = torch.from_numpy(reference.encode_sentences([bpe.encode_tokens(text) for text in split_texts]))
 
     model, tokenizer = build_laser(read_encoder(tmp_path / "encoder.pt"), read_codes(tmp_path / "codes"))
     vectors = []

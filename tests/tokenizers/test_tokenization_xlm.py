@@ -9,7 +9,7 @@ from tokenizer_texts import EDGE_CASE_TEXTS, TEXTS, write_bpe_files
 from transformers import AutoTokenizer, XLMTokenizer
 
 from hf_ctxmodels import CtxError, CtxXLMTokenizer
-from hf_ctxmodels.models.xlm.moses import without_accents
+from hf_ctxmodels.models.xlm.word_splitting import without_accents
 from hf_ctxmodels.tokenizers.moses import load_moses
 
 LINES = [

@@ -16,6 +16,7 @@ _MAX_BLOCK = 512
 
 @triton.jit
 def _tanh(x: tl.tensor) -> tl.tensor:
+    # triton.language has no tanh
     exponential = tl.exp(-2.0 * tl.abs(x))  # cannot overflow
     magnitude = (1.0 - exponential) / (1.0 + exponential)
     square = x * x  # near zero, the difference would cancel
@@ -29,8 +30,8 @@ def _load(pointer: tl.tensor, mask: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _rounded(number: tl.tensor, pointer: tl.tensor) -> tl.tensor:
-    """In float32, rounded to the dtype of a tensor."""
+def _round_to_dtype(number: tl.tensor, pointer: tl.tensor) -> tl.tensor:
+    """A number in float32, rounded to the dtype of a tensor."""
     return number.to(pointer.dtype.element_ty).to(tl.float32)
 
 
@@ -48,7 +49,7 @@ def step_kernel(
     size: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """A block of `lstm_step`; strides are those of the directions."""
+    """Compute `lstm_step` for a block of cells. The strides are the element strides of dimension 0, the directions."""
     row, direction = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     mask = column < size
@@ -62,7 +63,7 @@ def step_kernel(
     state = forget * _load(cell + direction * cell_stride + row * size + column, mask) + in_gate * candidate
     state = tl.where(state > cell_clip, cell_clip, tl.where(state < -cell_clip, -cell_clip, state))  # keeps NaN
     tl.store(new_cell + direction * new_cell_stride + row * size + column, state, mask)
-    value = out_gate * _tanh(_rounded(state, new_cell))
+    value = out_gate * _tanh(_round_to_dtype(state, new_cell))
     tl.store(output + direction * output_stride + row * size + column, value, mask)
 
 
@@ -84,7 +85,7 @@ def gradient_kernel(
     size: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """A block of the gradients of `lstm_step`."""
+    """Compute the gradients of `lstm_step` for a block of cells. Strides as in `step_kernel`."""
     row, direction = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     mask = column < size
@@ -97,7 +98,7 @@ def gradient_kernel(
     tanh_state = _tanh(state)
     d_state = _load(d_cell + direction * d_cell_stride + position, mask)
     d_state += d_value * out_gate * (1.0 - tanh_state * tanh_state)
-    bound = _rounded(tl.full([block], cell_clip, tl.float32), cell)
+    bound = _round_to_dtype(tl.full([block], cell_clip, tl.float32), cell)
     d_state = tl.where(tl.abs(state) >= bound, 0.0, d_state)
     d_gates += first_gate
     tl.store(d_gates, d_state * candidate * (in_gate - in_gate * in_gate), mask)
@@ -108,7 +109,7 @@ def gradient_kernel(
 
 
 def _launch(kernel: Any, tensors: tuple[Tensor, ...], strided: tuple[Tensor, ...], cell_clip: float | None) -> None:
-    """Run a kernel with these tensors and the strides of some; the last one is (directions, rows, cell)."""
+    """Run a kernel with tensors, the last one (directions, rows, cell), and the strides of dimension 0 of `strided`."""
     directions, rows, size = tensors[-1].shape
     block = min(triton.next_power_of_2(size), _MAX_BLOCK)
     strides, bound = [tensor.stride(0) for tensor in strided], float("inf") if cell_clip is None else float(cell_clip)
@@ -116,18 +117,18 @@ def _launch(kernel: Any, tensors: tuple[Tensor, ...], strided: tuple[Tensor, ...
         kernel[rows, triton.cdiv(size, block), directions](*tensors, *strides, bound, size=size, block=block)
 
 
-def _with_dense_rows(tensor: Tensor) -> Tensor:
+def _make_rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride()[1:] == (tensor.shape[2], 1) else tensor.contiguous()
 
 
 def lstm_step(gates: Tensor, cell: Tensor, new_cell: Tensor, output: Tensor, cell_clip: float | None) -> None:
-    """See `lstm_steps.lstm_step`."""
-    tensors = gates, _with_dense_rows(cell), new_cell, output
+    """Compute one LSTM step by `step_kernel`; arguments as in `lstm_steps.lstm_step`."""
+    tensors = gates, _make_rows_contiguous(cell), new_cell, output
     _launch(step_kernel, tensors, tensors, cell_clip)
 
 
 class LSTMStepGradients:
-    """See `lstm_steps.LSTMStepGradients`."""
+    """Gradients of LSTM steps by `gradient_kernel`; arguments as in `lstm_steps.LSTMStepGradients`."""
 
     def __init__(self, gates: Tensor, cells: Tensor, previous_cells: Tensor, cell_clip: float | None) -> None:
         self._gates, self._cells, self._cell_clip = gates, cells, cell_clip
@@ -135,12 +136,12 @@ class LSTMStepGradients:
 
     def __call__(self, step: slice, d_output: Tensor, d_cell: Tensor) -> Tensor:  # noqa: D102
         gates, cells, d_gates = self._gates[:, step], self._cells[:, step], self.d_gates[:, step]
-        d_output, d_cell = _with_dense_rows(d_output), _with_dense_rows(d_cell)
+        d_output, d_cell = _make_rows_contiguous(d_output), _make_rows_contiguous(d_cell)
         d_previous_cell = torch.empty_like(d_cell, memory_format=torch.contiguous_format)
         tensors = gates, cells, self._previous_cells[:, step], d_output, d_cell, d_gates, d_previous_cell
         _launch(gradient_kernel, tensors, (gates, cells, d_output, d_cell, d_previous_cell), self._cell_clip)
         return d_previous_cell
 
     @property
-    def unprojected(self) -> Tensor:  # noqa: D102
+    def unprojected_outputs(self) -> Tensor:  # noqa: D102
         return self._gates[..., 3 * self._cells.shape[2] :] * self._cells.tanh()

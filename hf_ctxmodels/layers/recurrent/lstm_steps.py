@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def lstm_step(gates: Tensor, cell: Tensor, new_cell: Tensor, output: Tensor, cell_clip: float | None) -> None:
-    """From the gates and the cell state to the next cell state and the output before the projection.
+    """Compute one LSTM step: the next cell state, and the output before the projection.
 
     Args:
         gates: (directions, rows, 4 * cell) gates, which are replaced by their values after the non-linearities.
@@ -38,7 +38,7 @@ class LSTMStepGradients:
 
     Attributes:
         d_gates: (directions, tokens, 4 * cell) gradients of the gates before their non-linearities.
-        unprojected: (directions, tokens, cell) outputs of `lstm_step`.
+        unprojected_outputs: (directions, tokens, cell) outputs of `lstm_step`.
     """
 
     def __init__(self, gates: Tensor, cells: Tensor, previous_cells: Tensor, cell_clip: float | None) -> None:
@@ -59,8 +59,8 @@ class LSTMStepGradients:
         self._out_gate, self._tanh_cells = out_gate, tanh_cells
 
     def __call__(self, step: slice, d_output: Tensor, d_cell: Tensor) -> Tensor:
-        """From the gradients of output and cell state after a step, (directions, rows, cell), to `d_gates[:, step]` and
-        the gradient of the cell state before it, which is returned."""
+        """Compute `d_gates[:, step]` from (directions, rows, cell) gradients of output and cell state after a step;
+        returns the gradient of the cell state before the step."""
         size, d_step_gates = d_cell.shape[2], self.d_gates[:, step]
         d_cell = torch.addcmul(d_cell, d_output, self._cell_derivatives[:, step])
         if self._is_clipped is not None:
@@ -70,5 +70,5 @@ class LSTMStepGradients:
         return d_cell * self._forget[:, step]
 
     @property
-    def unprojected(self) -> Tensor:  # noqa: D102
+    def unprojected_outputs(self) -> Tensor:  # noqa: D102
         return self._out_gate * self._tanh_cells

@@ -223,7 +223,7 @@ def lstm_gradients(
     d_state_weight = _sum_products(d_gates, _previous_states(hidden, outputs, options))
     d_projection = None
     if projection is not None:
-        d_projection = _sum_products(d_pre_clip, backpropagate_step.unprojected)
+        d_projection = _sum_products(d_pre_clip, backpropagate_step.unprojected_outputs)
     return d_gates, d_hidden, d_cell, d_state_weight, d_projection
 
 

@@ -12,7 +12,7 @@ SPECIAL_TOKENS = ("xxunk", "xxpad", "xxbos", "xxeos", "xxfld", "xxrep", "xxwrep"
 UNK, PAD, BOS, EOS, FIELD, REPEATED_CHARACTER, REPEATED_WORD, ALL_CAPITALS, CAPITALIZED = SPECIAL_TOKENS
 
 _MAX_REPETITIONS = 20  # longer repetitions are truncated
-_MARKUP = {  # of HTML, also without its ampersand, and of WikiText
+_MARKUP = {  # HTML entities, which fastai also replaces without `&`, and separators of WikiText
     "<br />": "\n",
     "<br/>": "\n",
     "<br>": "\n",

@@ -13,7 +13,7 @@ from transformers import BatchEncoding
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.generation import split_language_tag
-from hf_ctxmodels.models.xlm.moses import split_words, without_accents
+from hf_ctxmodels.models.xlm.word_splitting import split_words, without_accents
 from hf_ctxmodels.tokenizers.base import empty_text_error
 from hf_ctxmodels.tokenizers.bpe import END_OF_WORD, WordBPETokenizer, require_text, train_bpe
 from hf_ctxmodels.tokenizers.moses import map_texts
