@@ -96,8 +96,9 @@ class VectorEncoderConversion(Conversion):
     def convert_encoder(self, family: str, sentence_tokens: Sequence[str] = (), **fields: Any) -> tuple[Any, Any, str]:
         """The model of a family, its tokenizer and a description of the source.
 
-        The tokenizer splits at white space. Of the `sentence_tokens`, its begin and end token, those that have vectors
-        are used. `fields` are fields of the configuration.
+        The tokenizer splits at white space, or as in the Penn Treebank, see `WordVectors.to_model`. Of the
+        `sentence_tokens`, its begin and end token, those that have vectors are used. `fields` are fields of the
+        configuration.
         """
         vectors, spec = READERS[self.vectors_format](self.vectors), get_family(family)
         rows = [row for row, word in enumerate(vectors.words) if word not in SPECIAL_TOKENS]
@@ -110,7 +111,11 @@ class VectorEncoderConversion(Conversion):
         model = model_on_vectors(spec.models["AutoModel"], weights, vectors.matrix[rows], self.weights, **fields)
         words = [vectors.words[row] for row in rows]
         tokenizer = spec.tokenizer.from_words(
-            words, do_lower_case=self.do_lower_case, split_punctuation=False, **special_tokens
+            words,
+            do_lower_case=self.do_lower_case,
+            split_punctuation=False,
+            treebank_words=vectors.has_treebank_words,
+            **special_tokens,
         )
         suffix = f", with {' and '.join(special_tokens.values())}" if special_tokens else ""
         return model, tokenizer, f"{self.weights} on {len(rows):,} vectors{suffix}"

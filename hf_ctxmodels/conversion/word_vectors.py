@@ -57,10 +57,17 @@ class WordVectors:
         counts = None if word_tokenizer.counts is None else [word_tokenizer.counts[token_id] for token_id in ids]
         return cls(words, vectors.numpy(), counts, word_tokenizer.do_lower_case)
 
+    @property
+    def has_treebank_words(self) -> bool:
+        """Whether the text of the vectors was split as in the Penn Treebank, which makes "n't" a word."""
+        return "n't" in self.word_to_index
+
     def to_model(self, family: str) -> tuple[PreTrainedModel, CtxWordTokenizer]:
-        """Create a static embedding model with these vectors, and its tokenizer, which splits only at white space;
-        raises CtxError for other families. The vectors of padding and of "[UNK]" are zero, unless "[UNK]" is one of the
-        words."""
+        """Create a static embedding model with these vectors, and its tokenizer; raises CtxError for other families.
+
+        The tokenizer splits at white space, or, if "n't" is a word, as in the Penn Treebank. The vectors of padding and
+        of "[UNK]" are zero, unless "[UNK]" is one of the words.
+        """
         spec = get_family(family)
         if not _is_static(spec):
             names = [name for name, candidate in FAMILIES.items() if _is_static(candidate)]
@@ -68,7 +75,11 @@ class WordVectors:
         rows = [row for row, word in enumerate(self.words) if word not in SPECIAL_TOKENS]
         counts = None if self.counts is None else [self.counts[row] for row in rows]
         tokenizer = spec.tokenizer.from_words(
-            [self.words[row] for row in rows], counts, do_lower_case=self.lower_case, split_punctuation=False
+            [self.words[row] for row in rows],
+            counts,
+            do_lower_case=self.lower_case,
+            split_punctuation=False,
+            treebank_words=self.has_treebank_words,
         )
         model = spec.models["AutoModel"](spec.config.for_single_table(len(tokenizer), self.matrix.shape[1]))
         table: Any = model.get_input_embeddings().weight

@@ -13,6 +13,7 @@ from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.generation import check_target_vocabulary
 from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_special_tokens, empty_text_error, missing_vocabulary_error
+from hf_ctxmodels.tokenizers.english_words import english_words
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]")
 
@@ -24,7 +25,9 @@ class CtxWordTokenizer(CtxTokenizer):
         vocab: Word -> id.
         counts: Frequency of each word in the training text by id, 0 for special tokens; None if unknown.
         **kwargs: `do_lower_case`; `split_punctuation`, to split between letters or digits and other characters in
-            addition to white space; special tokens, and arguments of `TokenizersBackend`.
+            addition to white space; `treebank_words`, to split English text as in the Penn Treebank instead, for
+            released vectors such as GloVe's (see `english_words`); special tokens, and arguments of
+            `TokenizersBackend`.
 
     Raises:
         CtxError: The vocabulary is missing or lacks a special token, or the number of counts differs.
@@ -65,7 +68,12 @@ class CtxWordTokenizer(CtxTokenizer):
             )
         self.do_lower_case, self.split_punctuation = kwargs["do_lower_case"], kwargs["split_punctuation"]
         self.counts = None if counts is None else list(counts)
+        self.treebank_words = bool(kwargs.get("treebank_words"))
         self._tokenizer = self._backend(vocab, str(kwargs["unk_token"]), self.do_lower_case, self.split_punctuation)
+        if self.treebank_words:
+            self._tokenizer.pre_tokenizer = pre_tokenizers.Split(
+                Regex(english_words(treebank=True)), "removed", invert=True
+            )
         super().__init__(counts=self.counts, **kwargs)
 
     @classmethod
@@ -103,6 +111,7 @@ class CtxWordTokenizer(CtxTokenizer):
                 counts=source.counts,
                 do_lower_case=source.do_lower_case,
                 split_punctuation=source.split_punctuation,
+                treebank_words=source.treebank_words,
                 model_max_length=model_max_length,
                 **kwargs,
             )

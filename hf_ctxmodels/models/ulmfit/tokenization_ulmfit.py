@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
+from hf_ctxmodels.tokenizers.english_words import english_words
 from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
 
 SPECIAL_TOKENS = ("xxunk", "xxpad", "xxbos", "xxeos", "xxfld", "xxrep", "xxwrep", "xxup", "xxmaj")
@@ -35,29 +36,7 @@ _MARKUP = {  # HTML entities, which fastai also replaces without `&`, and separa
     " @-@ ": "-",
     "...": " …",
 }
-_CLITIC = r"(?i:['’](?:s|re|ll|d)|(?<=\w)['’](?:m|ve)|n['’]t)\b"
-_UNIT = r"(?i:[kcdmµn]?m|[kmµ]?g|[kmgt]b|kmh|mph|ha|yd|in|ft|lb|oz|t|[ap]m)\b"
-_INFIX = "|".join(  # characters that do not end a word
-    [
-        r"\.(?=\w)",
-        r"(?<=\d)[,:](?=\d)",
-        r"(?<=\p{L})-(?=\d)",
-        rf"(?<=\p{{L}})(?!{_CLITIC})['’](?=\p{{L}})",
-        r"-(?![\w-])",
-    ]
-)
-_WORD = "|".join(  # the words of spaCy's English tokenizer, except most of its abbreviations and emoticons
-    [
-        _CLITIC,
-        r"(?i:can(?=not\b)|gon(?=na\b)|got(?=ta\b)|\w+?(?=n['’]t\b))",
-        r"\b(?:(?i:a\.m|p\.m|e\.g|i\.e)|\p{L})\.(?!\w)",
-        rf"\d+(?:[.,]\d+)*(?={_UNIT})",
-        rf"(?:(?<!\S)-)?\w+(?:(?:{_INFIX})\w*)*",
-        r"--+|\.\.+|''",
-        r"[^\w\s]",
-        r"\n\s*(?=\S)",
-    ]
-)
+_WORDS = english_words(treebank=False) + r"|\n\s*(?=\S)"  # line breaks are tokens
 
 
 def _replace(pattern: str, content: str) -> normalizers.Normalizer:
@@ -131,7 +110,7 @@ class CtxUlmfitTokenizer(CtxWordTokenizer):
     def _backend(cls, vocab: dict[str, int], unk_token: str, lower_case: bool, split_punctuation: bool) -> Tokenizer:
         backend = super()._backend(vocab, unk_token, lower_case, split_punctuation)
         if split_punctuation:
-            backend.pre_tokenizer = pre_tokenizers.Split(Regex(_WORD), "removed", invert=True)
+            backend.pre_tokenizer = pre_tokenizers.Split(Regex(_WORDS), "removed", invert=True)
         return backend
 
     def _decode(self, token_ids: int | list[int], *arguments: Any, **kwargs: Any) -> str:
