@@ -1,4 +1,4 @@
-"""Words of the Penn Treebank, for released vectors and NLTK's users."""
+"""Words of the Penn Treebank, compared with NLTK, and in converted vectors."""
 
 from pathlib import Path
 from typing import Any
