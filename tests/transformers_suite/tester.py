@@ -37,8 +37,10 @@ class ModelTester:
             self.decoder_seq_length = self.seq_length
 
     def get_config(self) -> PreTrainedConfig:
-        """Configuration with one vocabulary and one width of embeddings and hidden states, as the mixins expect."""
+        """Configuration with one vocabulary, one number of heads, and one width of embeddings and hidden states, as the
+        mixins expect."""
         changes = {"num_hidden_layers": LAYERS, "target_vocab_size": TINY["vocab_size"]}
+        changes["decoder_attention_heads"] = TINY["num_attention_heads"]
         changes["return_logits_with_labels"] = self.return_logits_with_labels
         if not self.case.has_attention:
             changes["embedding_size"] = TINY["hidden_size"]
