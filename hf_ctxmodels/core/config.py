@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from os import PathLike
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -68,6 +67,17 @@ _MODULE_COUNTS = {
 }
 
 
+class _AutoMap(dict[str, str]):
+    """The empty `auto_map` of a configuration, which gets an attribute if an entry is added."""
+
+    def __init__(self, config: "CtxConfig") -> None:
+        super().__init__()
+        self.config = config
+
+    def __setitem__(self, name: str, reference: str) -> None:
+        self.config.auto_map = {name: reference}
+
+
 @strict
 class CtxConfig(InstalledCode, PreTrainedConfig):
     """Fields and checks common to all families.
@@ -117,9 +127,6 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
 
     # field of the dropout rate before a task head; None stands for `hidden_dropout_prob`
     head_dropout_field: ClassVar[str] = "classifier_dropout"
-
-    # empty except while config.json is written: trl reads `config.auto_map` of each class that transformers lacks
-    auto_map = cast(Mapping[str, str], MappingProxyType({}))
 
     # linear layers that PEFT adapts by default
     peft_target_modules: ClassVar[tuple[str, ...]] = ()
@@ -210,16 +217,29 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         """Convert the fields of a config.json with one of `reference_model_types`; by default they are unchanged."""
         return fields
 
+    @property
+    def auto_map(self) -> dict[str, str]:
+        """Auto class -> class of custom code in the repository; empty except while config.json is written, and with
+        entries of a user's `register_for_auto_class`. trl reads it of each class that transformers lacks."""
+        return self.__dict__.get("auto_map", _AutoMap(self))
+
+    @auto_map.setter
+    def auto_map(self, value: dict[str, str]) -> None:
+        self.__dict__["auto_map"] = value  # transformers saves all attributes
+
     def save_pretrained(self, save_directory: str | PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
         """Save config.json, and the module for `trust_remote_code=True` (see `core.remote_code`)."""
         if (stub := get_remote_code_stub(self)) is None:
             return super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
         stub.write(save_directory)  # before the directory's files are pushed to the Hub
-        self.auto_map = stub.auto_map(self.architectures)  # an attribute is saved; it belongs to the file only
+        registered = dict(self.auto_map)
+        self.auto_map = stub.auto_map(self.architectures) | registered
         try:
             super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
         finally:
-            del self.auto_map
+            self.__dict__.pop("auto_map")
+            if registered:
+                self.auto_map = registered
 
     @property
     def first_position(self) -> int:

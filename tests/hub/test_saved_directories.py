@@ -1,6 +1,7 @@
 """Saved models open with `trust_remote_code=True` in a process that has not imported this package."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from fork_server import ForkServer
 from hub_server import HubServer
 from saved_models import save_model
 from transformers import AutoModel
-from zoo import pretraining_auto_class
+from zoo import Case, pretraining_auto_class
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForMaskedLM, CtxBertTokenizer
 from hf_ctxmodels.core.remote_code import get_remote_code_stub
@@ -38,6 +39,21 @@ for job in jobs:
         os.write(1, (json.dumps(names) + "\\n").encode())
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0, job
+"""
+
+
+USER_MODEL = """
+from transformers import PreTrainedModel
+from hf_ctxmodels import CtxBertConfig, CtxBertModel
+
+class UserModel(PreTrainedModel):
+    config_class = CtxBertConfig
+    config: CtxBertConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.encoder = CtxBertModel(config)
+        self.post_init()
 """
 
 
@@ -85,6 +101,20 @@ def test_auto_map_is_only_in_the_file(tmp_path: Path, model: CtxBertForMaskedLM)
     assert model.config.auto_map == {}  # trl reads the attribute of each class that transformers lacks
     assert loaded_config.auto_map == {}
     assert "auto_map" not in model.config.to_dict()
+
+
+def test_registered_class_of_user_is_in_auto_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's model with a configuration of this package, whose code is saved with the weights."""
+    (tmp_path / "user_model.py").write_text(USER_MODEL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = import_module("user_model").UserModel(Case(FAMILIES["bert"], "AutoModel").config())
+    model.register_for_auto_class("AutoModel")
+    for folder in ("first", "second"):
+        model.save_pretrained(tmp_path / folder)
+        auto_map = json.loads((tmp_path / folder / "config.json").read_text())["auto_map"]
+        assert auto_map["AutoModel"] == "user_model.UserModel"
+        assert auto_map["AutoConfig"] == "ctx_bert_auto.CtxBertConfig"
+    assert (tmp_path / "second" / "user_model.py").is_file()
 
 
 def test_export_has_no_auto_map(tmp_path: Path, model: CtxBertForMaskedLM) -> None:
