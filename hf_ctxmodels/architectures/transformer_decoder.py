@@ -182,7 +182,7 @@ class LayerStack(nn.Module):
         masks = self.mask_specs()
         if position_ids is None:
             position_ids = token_positions(tokens, attention_mask, sequence_ids, past_length)
-        elif all(value is None for value in (attention_mask, sequence_ids, cache, source)) and is_causal(masks):
+        elif all(value is None for value in (attention_mask, sequence_ids, cache, source)) and _is_causal(masks):
             sequence_ids = packed_sequence_ids(position_ids, tokens.shape[:2])
         embedding_ids = self.extra_embedding_ids(tokens, kwargs)
         embedding_ids["position_ids"] = position_ids.expand(tokens.shape[:2])
@@ -251,7 +251,7 @@ def token_positions(
     return torch.arange(length, device=tokens.device)[None] + past_length
 
 
-def is_causal(masks: MaskSpec | Sequence[MaskSpec]) -> bool:
+def _is_causal(masks: MaskSpec | Sequence[MaskSpec]) -> bool:
     """Whether the attention of all layers is causal."""
     return all(mask.causal for mask in ([masks] if isinstance(masks, MaskSpec) else masks))
 

@@ -43,14 +43,8 @@ SaveHook = Callable[[PreTrainedModel, Path, dict[str, Tensor] | None, bool], dic
 """A function of the model, the directory, the weights (None for `model.state_dict()`) and whether this process writes
 files; returns the weights to save."""
 
-_HUB_OPTIONS = (
-    "revision",
-    "token",
-    "cache_dir",
-    "force_download",
-    "local_files_only",
-    "proxies",
-)  # of `from_pretrained`
+# arguments of `from_pretrained` for files of the Hub
+_HUB_OPTIONS = ("revision", "token", "cache_dir", "force_download", "local_files_only", "proxies")
 
 
 class CtxPreTrainedModel(PreTrainedModel):
@@ -192,6 +186,7 @@ class CtxPreTrainedModel(PreTrainedModel):
         )
         source = args[0] if args else kwargs.get("pretrained_model_name_or_path")
         hub_options = {name: kwargs[name] for name in _HUB_OPTIONS if name in kwargs}
+        hub_options["_commit_hash"] = getattr(model.config, "_commit_hash", None)  # its cached files need no request
         report_unloaded_adapters(source, kwargs.get("subfolder") or "", **hub_options)
         return (model, report) if output_loading_info else model
 
