@@ -46,12 +46,17 @@ def load_moses(language: str) -> tuple[Any, Any]:
 def map_texts(tokenizer: PreTrainedTokenizerBase, texts: Any, function: Callable[[str], str]) -> Any:
     """Apply a function to (nested lists of) texts between special tokens, which are separated by spaces; None is
     unchanged."""
-    if not isinstance(texts, str):
-        return texts if texts is None else [map_texts(tokenizer, text, function) for text in texts]
-    special = "|".join(map(re.escape, sorted(tokenizer.all_special_tokens, key=len, reverse=True)))
-    segments = re.split(f"({special})", texts)
-    segments[::2] = map(function, segments[::2])
-    return " ".join(segments)
+    special_tokens = sorted(tokenizer.all_special_tokens, key=len, reverse=True)
+    pattern = re.compile(f"({'|'.join(map(re.escape, special_tokens))})")
+
+    def apply(texts: Any) -> Any:
+        if not isinstance(texts, str):
+            return texts if texts is None else [apply(text) for text in texts]
+        segments = pattern.split(texts)
+        segments[::2] = map(function, segments[::2])
+        return " ".join(segments)
+
+    return apply(texts)
 
 
 class MosesTokenizer(CtxTokenizer):

@@ -13,7 +13,7 @@ from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.generation import check_target_vocabulary
 from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_special_tokens, empty_text_error, missing_vocabulary_error
-from hf_ctxmodels.tokenizers.english_words import english_words
+from hf_ctxmodels.tokenizers.english_words import english_splitter
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]")
 
@@ -26,7 +26,7 @@ class CtxWordTokenizer(CtxTokenizer):
         counts: Frequency of each word in the training text by id, 0 for special tokens; None if unknown.
         **kwargs: `do_lower_case`; `split_punctuation`, to split between letters or digits and other characters in
             addition to white space; `treebank_words`, to split English text as in the Penn Treebank instead, for
-            released vectors such as GloVe's (see `english_words`); special tokens, and arguments of
+            released vectors such as GloVe's (see `english_splitter`); special tokens, and arguments of
             `TokenizersBackend`.
 
     Raises:
@@ -71,9 +71,7 @@ class CtxWordTokenizer(CtxTokenizer):
         self.treebank_words = bool(kwargs.get("treebank_words"))
         self._tokenizer = self._backend(vocab, str(kwargs["unk_token"]), self.do_lower_case, self.split_punctuation)
         if self.treebank_words:
-            self._tokenizer.pre_tokenizer = pre_tokenizers.Split(
-                Regex(english_words(treebank=True)), "removed", invert=True
-            )
+            self._tokenizer.pre_tokenizer = english_splitter(treebank=True)
         super().__init__(counts=self.counts, **kwargs)
 
     @classmethod
@@ -85,6 +83,7 @@ class CtxWordTokenizer(CtxTokenizer):
         min_count: int = 5,
         do_lower_case: bool = True,
         split_punctuation: bool = True,
+        treebank_words: bool = False,
         pretrained_embeddings: str = "",
         model_max_length: int = 1_000_000,
         **kwargs: Any,
@@ -115,7 +114,10 @@ class CtxWordTokenizer(CtxTokenizer):
                 model_max_length=model_max_length,
                 **kwargs,
             )
-        counts = count_words(texts, cls._backend({"[UNK]": 0}, "[UNK]", do_lower_case, split_punctuation))
+        backend = cls._backend({"[UNK]": 0}, "[UNK]", do_lower_case, split_punctuation)
+        if treebank_words:
+            backend.pre_tokenizer = english_splitter(treebank=True)
+        counts = count_words(texts, backend)
         if not counts:
             raise empty_text_error()
         for token in cls.special_tokens:
@@ -132,6 +134,7 @@ class CtxWordTokenizer(CtxTokenizer):
             [counts[word] for word in words],
             do_lower_case=do_lower_case,
             split_punctuation=split_punctuation,
+            treebank_words=treebank_words,
             model_max_length=model_max_length,
             **kwargs,
         )

@@ -35,6 +35,12 @@ def test_words_equal_nltk(text: str) -> None:
     assert tokenizer.tokenize(text) == words
 
 
+def test_training() -> None:
+    """The words of the vocabulary are split by the same rules as later texts."""
+    tokenizer = CtxGloveTokenizer.train(["I don't."], vocab_size=20, min_count=1, treebank_words=True)
+    assert tokenizer.tokenize("I don't.") == ["i", "do", "n't", "."]
+
+
 def test_converted_vectors(tmp_path: Path) -> None:
     """The word "n't" tells that the text of the vectors was split in this way."""
     words = ["do", "sat", ".", "don't"]

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable
 from typing import Any, ClassVar, Self
 
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, normalizers
 
-from hf_ctxmodels.tokenizers.english_words import english_words
+from hf_ctxmodels.tokenizers.english_words import english_splitter
 from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
 
 SPECIAL_TOKENS = ("xxunk", "xxpad", "xxbos", "xxeos", "xxfld", "xxrep", "xxwrep", "xxup", "xxmaj")
@@ -36,7 +36,6 @@ _MARKUP = {  # HTML entities, which fastai also replaces without `&`, and separa
     " @-@ ": "-",
     "...": " …",
 }
-_WORDS = english_words(treebank=False) + r"|\n\s*(?=\S)"  # line breaks are tokens
 
 
 def _replace(pattern: str, content: str) -> normalizers.Normalizer:
@@ -110,7 +109,7 @@ class CtxUlmfitTokenizer(CtxWordTokenizer):
     def _backend(cls, vocab: dict[str, int], unk_token: str, lower_case: bool, split_punctuation: bool) -> Tokenizer:
         backend = super()._backend(vocab, unk_token, lower_case, split_punctuation)
         if split_punctuation:
-            backend.pre_tokenizer = pre_tokenizers.Split(Regex(_WORDS), "removed", invert=True)
+            backend.pre_tokenizer = english_splitter(treebank=False, line_breaks=True)
         return backend
 
     def _decode(self, token_ids: int | list[int], *arguments: Any, **kwargs: Any) -> str:
