@@ -25,7 +25,7 @@ from hf_ctxmodels.data.files import file_name
 from hf_ctxmodels.data.overlap import OverlapRule, measure_overlap
 from hf_ctxmodels.data.text_files import Separator, read_lines
 
-_DATA_FLAGS = ("dataset", "dataset_config", "dataset_split", "document_separator", "text_column")
+_DATA_FLAGS = ("dataset", "document_separator", "text_column")
 
 
 @dataclass
@@ -83,8 +83,6 @@ class OverlapArguments:
     output_dir: str = flag(REQUIRED, "Directory for overlap.json, overlap.md and the clean examples (clean/FILE).")
     text_columns: list[str] = flag(("text",), "Columns of the texts in tables of --test.")
     text_column: str = flag("text", "Column with the text of a document of --train, except in .txt.")
-    dataset_config: str | None = flag(None, "Configuration of a Hub dataset of --train.")
-    dataset_split: str = flag("train", "Split of a Hub dataset or directory of --train.")
     document_separator: Separator | None = flag(
         None, "End of a document, or of an example, in text files, as in pretrain."
     )
@@ -118,9 +116,7 @@ def overlap() -> None:
     benchmarks = [read_benchmark(path, arguments.text_columns, arguments.document_separator) for path in arguments.test]
     documents = load_documents(
         *arguments.train,
-        dataset_split=arguments.dataset_split,
         text_column=arguments.text_column,
-        dataset_config=arguments.dataset_config,
         document_separator=arguments.document_separator,
     )
     result = measure_overlap(documents, benchmarks, rule, num_proc=arguments.num_proc, show_progress=True)

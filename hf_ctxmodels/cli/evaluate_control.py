@@ -36,8 +36,8 @@ from hf_ctxmodels.evaluation.control import (
 from hf_ctxmodels.inference import Predictor, generate_texts
 
 _DATA_FLAGS = (
-    *("dataset", "dataset_config", "dataset_split", "control_codes", "control_column", "document_separator"),
-    *("text_column", "skip_empty_documents", "validation_fraction"),
+    *("dataset", "control_codes", "control_column", "document_separator", "text_column", "skip_empty_documents"),
+    "validation_fraction",
 )
 
 

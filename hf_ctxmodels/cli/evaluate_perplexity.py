@@ -23,6 +23,7 @@ from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_directory
 from hf_ctxmodels.data.document_sources import load_documents
 from hf_ctxmodels.data.documents import Documents
+from hf_ctxmodels.data.hub_datasets import with_default_split
 from hf_ctxmodels.data.text_files import Separator
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.tasks.metrics import range_note
@@ -42,9 +43,10 @@ class PerplexityArguments:
 
     model: str = flag(REQUIRED, "Checkpoint directory or Hub id of a causal language model, or XLNet.")
     dataset: list[str] = flag(
-        REQUIRED, "demo, a .txt, .jsonl or .parquet file or a pattern of files, or a Hub id; or several of these."
+        REQUIRED,
+        "demo, a .txt, .jsonl or .parquet file or a pattern of files, or a Hub id or directory, optionally with "
+        ":config=NAME,split=NAME (default: split=test); or several of these.",
     )
-    split: str = flag("test", "Split of a Hub dataset.")
     validation_fraction: float | None = flag(
         None, "Use only the validation documents of pretrain with this fraction and the same files."
     )
@@ -101,9 +103,8 @@ def main() -> None:
     separator: Separator | None = arguments.document_separator
     if separator is None and arguments.validation_fraction is None:
         separator = "blank"
-    documents = load_documents(
-        *arguments.dataset, dataset_split=arguments.split, skip_empty_documents=True, document_separator=separator
-    )
+    datasets = [with_default_split(dataset, "test") for dataset in arguments.dataset]
+    documents = load_documents(*datasets, skip_empty_documents=True, document_separator=separator)
     if arguments.validation_fraction is not None:
         documents = documents.split(arguments.validation_fraction)[1]
     results = measure(model, tokenizer, documents, arguments)

@@ -89,8 +89,7 @@ def run(
             flag="--predictions_file",
             overwrite=loop_arguments.overwrite or bool(loop_arguments.resume),
             inputs=(
-                arguments.train_file,
-                *arguments.additional_train_files,
+                *arguments.train_file,
                 arguments.validation_file,
                 arguments.unlabeled_file,
             ),

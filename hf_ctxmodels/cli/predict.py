@@ -13,7 +13,7 @@ and 6 in a file. Labels are not needed; if the input has labels, the metrics are
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.files import require_file
+from hf_ctxmodels.data.hub_datasets import is_dataset, with_default_split
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.multitask.task_list import KINDS
 from hf_ctxmodels.downstream.tasks import QuestionAnswering, Seq2Seq, TaskArguments
@@ -56,7 +57,11 @@ class PredictionArguments:
     """Model, input and output."""
 
     model: str = flag(REQUIRED, "Directory or Hub id of a fine-tuned model, with its tokenizer.")
-    input: str = flag(REQUIRED, "File with the examples, as for `finetune` with or without labels, or a .txt of texts.")
+    input: str = flag(
+        REQUIRED,
+        "File or dataset with the examples, as for `finetune` with or without labels (the default split is test), or a "
+        ".txt file of texts.",
+    )
     output: str | None = flag(None, "JSONL file for the predictions; by default they are printed.")
     overwrite: bool = flag(False, "Replace --output if it exists.")
     task: str | None = flag(None, "Task of the model; by default of its fine-tuning, or of its head.", choices=KINDS)
@@ -100,7 +105,9 @@ def main() -> None:
     if arguments.output is not None:
         inputs = (arguments.input, arguments.text_task)
         check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=inputs)
-    require_file(arguments.input)
+    arguments = replace(arguments, input=with_default_split(arguments.input, "test"))
+    if not is_dataset(arguments.input):
+        require_file(arguments.input)
     score_lines = []
     if arguments.all_tasks:
         predictors = Predictor.open_tasks(arguments.model, task_arguments, max_length=arguments.max_length)

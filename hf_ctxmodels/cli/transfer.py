@@ -186,8 +186,7 @@ def main() -> None:
     tuned = finetune(
         FinetuningArguments(
             task=task_name,
-            train_file=str(train.file),
-            additional_train_files=[str(source.file) for source in translations],
+            train_file=[str(source.file) for source in (train, *translations)],
             validation_file=validation_file,
             model=arguments.model,
             language=train.language if has_languages else None,

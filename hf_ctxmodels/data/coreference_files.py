@@ -18,8 +18,9 @@ from pathlib import Path
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.data.files import file_suffix
+from hf_ctxmodels.data.record_files import has_records, read_records
 from hf_ctxmodels.data.table_files import conllu_cells, split_cells
-from hf_ctxmodels.data.text_files import read_json_lines, read_text
+from hf_ctxmodels.data.text_files import read_text
 
 Span = tuple[int, int]
 """First word of a document, and the word after the last."""
@@ -87,7 +88,7 @@ def read_coreference(file: str | Path, labeled: bool = True) -> list[Coreference
         CtxError: The file is invalid, a mention does not end, or there is no document.
     """
     suffix = file_suffix(file)
-    if suffix == ".jsonl":
+    if has_records(file):
         documents = list(_read_json(file, labeled))
     else:
         lines = _conllu_lines(file) if suffix == ".conllu" else _conll_lines(file, labeled)
@@ -210,7 +211,7 @@ def _bracket_error(bracket: str, location: str, problem: str) -> CtxError:
 
 
 def _read_json(file: str | Path, labeled: bool) -> Iterator[CoreferenceDocument]:
-    for number, (record, location) in enumerate(read_json_lines(file), 1):
+    for number, (record, location) in enumerate(read_records(file), 1):
         with wrap_errors("Not a document", location=str(location), hint=_JSON_HINT):
             sentences: Sequence[Sequence[str]] = record["sentences"]
             if not all(isinstance(sentence, list) for sentence in sentences):

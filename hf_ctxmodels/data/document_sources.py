@@ -1,7 +1,7 @@
 """Sources of documents, the demo text, local files and the Hub, and the flags that select them."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Any
 from hf_ctxmodels.core.console import is_main_process, print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag
-from hf_ctxmodels.core.loading import read_json, read_utf8, require_existing_path
+from hf_ctxmodels.core.loading import read_utf8
 from hf_ctxmodels.core.paths import is_url, local_path
 from hf_ctxmodels.data.demo_corpus import demo_documents
 from hf_ctxmodels.data.documents import (
@@ -38,6 +38,7 @@ from hf_ctxmodels.data.files import (
     require_file,
     split_columns,
 )
+from hf_ctxmodels.data.hub_datasets import DatasetSource
 from hf_ctxmodels.data.news_files import EXAMPLE_ARTICLE, read_articles
 from hf_ctxmodels.data.table_files import COLUMN_NAMES_HINT, read_table
 from hf_ctxmodels.data.text_files import (
@@ -71,12 +72,11 @@ class DataArguments:
         metadata={
             "help": "One or more of: `demo`, a .txt, .jsonl or .parquet file (plain, .gz or .zst), text with the "
             "suffix of a language (.en), other text as .gz or .zst, a quoted pattern of such files, a directory, the "
-            "URL of any of these (s3://, gs://, hf://, https://, ...), a Hub id, or FILE=FIRST,SECOND,LABEL (a table "
-            "of labeled pairs and its columns)."
+            "URL of any of these (s3://, gs://, hf://, https://, ...), a Hub id, each directory or id optionally with "
+            ":config=NAME,split=NAME (default: split=train), or FILE=FIRST,SECOND,LABEL (a table of labeled pairs and "
+            "its columns)."
         }
     )
-    dataset_config: str | None = flag(None, "Configuration of a Hub dataset.")
-    dataset_split: str = flag("train", "Split of a Hub dataset or directory.")
     language_tags: list[str] = flag(
         (), "Tag for each --dataset, such as `<de>`, prepended to its sentences or translations; `-` for none."
     )
@@ -207,12 +207,13 @@ def _open(dataset: str, data: DataArguments) -> tuple[str, list[SizedReader]]:
     if is_pattern(path) or ((is_file_name or is_url(path) or os.path.isfile(path)) and not is_directory(path)):
         name, files = _match_documents(dataset, FILE_SUFFIXES, "use such a file, a directory, a Hub id, or `demo`")
         return name, _document_readers(name, files, columns, separator)
+    source = DatasetSource.parse(dataset)
     if is_directory(path):
-        files = _directory_files(path, data.dataset_split, data.dataset_config)
+        files = _directory_files(source)
         name = file_name(path.rstrip("/"))
         if files:
             return name, _document_readers(name, files, columns, separator, is_directory=True)
-    return dataset, _hub_readers(dataset, data, columns)
+    return dataset, _hub_readers(source, columns, data.streaming)
 
 
 def document_files(sources: Iterable[str]) -> list[str]:
@@ -220,71 +221,24 @@ def document_files(sources: Iterable[str]) -> list[str]:
     return [file for source in sources for file in local_files(split_columns(source)[0])]
 
 
-def _hub_readers(dataset: str, data: DataArguments, columns: TextColumns) -> list[SizedReader]:
+def _hub_readers(source: DatasetSource, columns: TextColumns, streaming: bool) -> list[SizedReader]:
     """Readers of a Hub dataset, or of a directory in another format, by ranges of rows or by shards of a stream."""
     import datasets
 
-    split, config_name = data.dataset_split, data.dataset_config
-    require_existing_path(Path(dataset).expanduser() if dataset.startswith("~") else dataset, "dataset")
-    try:
-        rows = _load_rows(dataset, split, config_name, data.streaming)
-    except CtxError:
-        raise
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise CtxError(
-            f"The dataset cannot be opened: {error}{f' ({error.__cause__})' if error.__cause__ else ''}",
-            location=f"{dataset} ({f'configuration {config_name}, ' if config_name else ''}split {split})",
-            hint="use the path of a text file, `demo`, or the Hub id of an accessible dataset.",
-        ) from error
+    rows = source.load(streaming)
+    read = partial(_hub_documents, columns=columns, name=source.name)
     if isinstance(rows, datasets.Dataset):
         num_bytes = rows.data.nbytes
         step = max(1, len(rows) * PART_BYTES // max(num_bytes, PART_BYTES))
         return [
-            (partial(_hub_documents, rows, columns, dataset, first, step), num_bytes * step // len(rows))
+            (partial(read, rows, first=first, count=step), num_bytes * step // len(rows))
             for first in range(0, len(rows), step)
-        ] or [(partial(_hub_documents, rows, columns, dataset), 0)]
-    size = (rows.info.splits or {}).get(split) and rows.info.splits[split].num_bytes
+        ] or [(partial(read, rows), 0)]
+    splits: Mapping[str, Any] = rows.info.splits or {}
+    size = splits[source.split].num_bytes if source.split in splits else None
     count = rows.num_shards
     shard_size = size // count if size else None if count == 1 else PART_BYTES  # shards of unknown size are large
-    return [
-        (partial(_hub_documents, rows.shard(count, index) if count > 1 else rows, columns, dataset), shard_size)
-        for index in range(count)
-    ]
-
-
-def _load_rows(dataset: str, split: str, config_name: str | None, streaming: bool) -> Any:
-    """The rows of a split of a Hub dataset, or of a directory, which `save_to_disk` may have written."""
-    import datasets
-
-    directories = _saved_splits(Path(dataset))
-    if not directories:
-        return datasets.load_dataset(dataset, config_name, split=split, streaming=streaming)
-    if split not in directories:
-        raise CtxError(
-            f"{dataset} has no split {split!r}.",
-            location=f"--dataset_split {split}",
-            hint=f"use one of: {', '.join(directories)}.",
-        )
-    try:
-        return datasets.load_from_disk(directories[split])
-    except IndexError as error:  # it concatenates no files
-        raise CtxError(
-            "The dataset cannot be opened: it has no rows.",
-            location=f"{dataset} (split {split})",
-            hint="use a split with at least one row.",
-        ) from error
-
-
-def _saved_splits(directory: Path) -> dict[str, Path]:
-    """Split -> its directory, if `save_to_disk` of datasets wrote the directory; else no splits."""
-    split_file, state_file = directory / "dataset_dict.json", directory / "state.json"
-    if split_file.is_file():
-        content = read_json(split_file)
-        splits = content.get("splits") if isinstance(content, dict) else None
-        return {split: directory / split for split in splits or ()}
-    if state_file.is_file() and (directory / "dataset_info.json").is_file():
-        return {read_json(state_file).get("_split") or "train": directory}
-    return {}
+    return [(partial(read, rows.shard(count, index) if count > 1 else rows), shard_size) for index in range(count)]
 
 
 def _document_readers(
@@ -353,7 +307,7 @@ def _ranges(file: DataFile) -> Iterator[tuple[FileRange, int]]:
             start = stop
 
 
-def _directory_files(directory: str, split: str, config_name: str | None) -> list[DataFile]:
+def _directory_files(source: DatasetSource) -> list[DataFile]:
     """The files of a directory that belong to a split, by the names that `datasets` recognizes ("train.txt",
     "test/a.jsonl"; without such names, all files are the split "train"). Empty if `datasets` is to read the directory:
     other formats than `FILE_SUFFIXES`, or configurations.
@@ -364,7 +318,7 @@ def _directory_files(directory: str, split: str, config_name: str | None) -> lis
     """
     from datasets.data_files import DataFilesList, EmptyDatasetError, get_data_patterns
 
-    location = f"{directory} (configuration {config_name}, split {split})"
+    directory, split, location = source.name, source.split, str(source)
     files: dict[str, list[str]] = {}
     try:
         for name, patterns in get_data_patterns(directory).items():
@@ -376,17 +330,17 @@ def _directory_files(directory: str, split: str, config_name: str | None) -> lis
     has_text = any(".txt" in split_suffixes for split_suffixes in suffixes.values())
     if not has_text:
         card = Path(directory, "README.md")
-        has_configurations = config_name is not None or (card.is_file() and "configs:" in read_utf8(card))
+        has_configurations = source.config is not None or (card.is_file() and "configs:" in read_utf8(card))
         if has_configurations or not files.get(split) or not suffixes[split] <= set(FILE_SUFFIXES):
             return []
-    if config_name is not None:
+    if source.config is not None:
         raise CtxError(
-            "The .txt files of the directory have no configurations.", location=location, hint="omit --dataset_config."
+            "The .txt files of the directory have no configurations.", location=location, hint="omit config=."
         )
     if split not in files:
         raise CtxError(
             f"{directory} has no split {split!r}.",
-            location=f"--dataset_split {split}",
+            location=location,
             hint=f"use one of: {', '.join(files)}.",
         )
     if len(suffixes[split]) > 1:

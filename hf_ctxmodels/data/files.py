@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
 from hf_ctxmodels.core.errors import CtxError, describe_error
+from hf_ctxmodels.core.flags import join_choice, split_choice
 from hf_ctxmodels.core.paths import is_url, local_path
 
 COMPRESSION_SUFFIXES = (".gz", ".zst")
@@ -38,9 +39,9 @@ class DataFile(NamedTuple):
 
 
 def same_file(path: str | Path, other: str | Path) -> bool:
-    """Whether two paths of existing files, or two URLs, refer to the same file."""
+    """Whether two sources refer to the same local file, or are equal."""
     path, other = local_path(path), local_path(other)
-    return path == other or (not (is_url(path) or is_url(other)) and os.path.samefile(path, other))
+    return path == other or (os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other))
 
 
 def file_name(path: str | Path) -> str:
@@ -60,10 +61,25 @@ def file_suffix(path: str | Path) -> str:
     return PurePosixPath(file_name(path).removesuffix(compression_suffix(path))).suffix.lower()
 
 
+def split_dataset_options(source: str) -> tuple[str, dict[str, str]]:
+    """The name of a dataset `NAME[:config=NAME,split=NAME]`, and its options; a source without options, or a file or
+    directory of this name, is unchanged. Raises CtxError for another option."""
+    match = re.fullmatch(r"(.+?):((?:config|split)=.*)", source)
+    if match is None or os.path.exists(local_path(source)):
+        return source, {}
+    _, options = split_choice(f":{match[2]}")
+    if unknown := options.keys() - {"config", "split"}:
+        raise CtxError(
+            f"Unknown option {min(unknown)!r} of a dataset.", location=source, hint="write NAME:config=NAME,split=NAME."
+        )
+    return match[1], options
+
+
 def split_columns(source: str) -> tuple[str, list[str]]:
     """The file of a source `FILE=COLUMN,...`, and the columns; the path or URL and no columns if there is no equals
-    sign, or if it belongs to the name of a file or directory or to a parameter of a URL."""
-    path = local_path(source)
+    sign, or if it belongs to the name of a file or directory, to a parameter of a URL, or to an option of a dataset,
+    which is removed."""
+    path = local_path(split_dataset_options(source)[0])
     file, equals, columns = path.rpartition("=")
     is_parameter = is_url(path) and re.search(r"\?(.*&)?[^=&]*$", file)
     is_file = compression_suffix(columns) or file_suffix(columns) in DATA_SUFFIXES or os.path.exists(path)
@@ -243,7 +259,10 @@ def write_compressed(path: str | Path, suffix: str) -> Iterator[BinaryIO]:
 def describe_content(source: str) -> str:
     """A description of files or a directory that does not depend on their location: name, size and a digest of both
     ends of each local file, or of the checksum (or size and date) of each remote file; other sources are described by
-    their names."""
+    their names. Options of a dataset are kept."""
+    name, options = split_dataset_options(source)
+    if options:
+        return join_choice(describe_content(name), options)
     path, columns = split_columns(source)
     if columns:
         return f"{describe_content(path)}={','.join(columns)}"

@@ -19,8 +19,8 @@ from typing import Any
 from hf_ctxmodels.core.bio_tags import is_bio
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_suffix
+from hf_ctxmodels.data.record_files import has_records, read_records
 from hf_ctxmodels.data.table_files import TaggedSentence, iob1_to_bio, line_blocks, parse_strings, split_cells
-from hf_ctxmodels.data.text_files import read_json_lines
 
 _OLD_ROLE = re.compile(r"(?<![^-])A(?=[\dAM](?:-|$))")  # as in CoNLL-2005: A0, AM-TMP, R-A1
 _BRACKET = re.compile(r"(?:\(([^()*\s]+))?\*(?:[^()*\s]*(\)))?")
@@ -55,7 +55,7 @@ def read_propositions(
     Raises:
         CtxError: The file has no propositions, or an invalid line.
     """
-    if file_suffix(file) == ".jsonl":
+    if has_records(file):
         if head_column is not None:
             raise CtxError(
                 "JSON lines have no columns of heads.", location="--head_column", hint="remove it, or use columns."
@@ -178,7 +178,7 @@ def _bracket_tags(cells: Sequence[str], location: str) -> list[str]:
 
 def _read_json(file: str | Path, word_column: str, tag_column: str, labeled: bool) -> list[Proposition]:
     propositions = []
-    for record, location in read_json_lines(file):
+    for record, location in read_records(file):
         words = parse_strings(record.get(word_column))
         tags = parse_strings(record.get(tag_column)) if labeled else ["O"] * len(words)
         predicate: Any = record.get("predicate")

@@ -2,8 +2,9 @@
 
 Files may be compressed (`.gz` or `.zst`), or URLs:
 
-- tables: `.csv` (with quotes), `.tsv` and `.txt` (tab-separated, quotes are literal, as in GLUE) and `.jsonl` (one
-  object per line). The first line has the names of the columns, unless columns are numbers;
+- tables: `.csv` (with quotes), `.tsv` and `.txt` (tab-separated, quotes are literal, as in GLUE), whose first line has
+  the names of the columns, unless columns are numbers; `.jsonl` (one object per line), `.parquet`, and datasets of the
+  Hub (see `hub_datasets`);
 - tagged sentences: CoNLL columns (one word per line, a blank line ends a sentence) and `.conllu`.
 """
 
@@ -19,8 +20,9 @@ from typing import Any
 
 from hf_ctxmodels.core.bio_tags import is_bio
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.files import file_suffix, is_directory, missing_file_error
-from hf_ctxmodels.data.text_files import read_json_lines, read_text
+from hf_ctxmodels.data.files import file_suffix
+from hf_ctxmodels.data.record_files import RECORD_SUFFIXES, has_records, read_records
+from hf_ctxmodels.data.text_files import read_text
 
 CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 COLUMN_NAMES_HINT = "use column names of the file."
@@ -53,30 +55,39 @@ class TaggedSentence:
 
 
 def read_table(
-    file: str | Path, columns: Sequence[str], suffix: str | None = None, *, column_hint: str = _COLUMN_FLAGS_HINT
+    file: str | Path,
+    columns: Sequence[str],
+    suffix: str | None = None,
+    *,
+    column_hint: str = _COLUMN_FLAGS_HINT,
+    label_names: bool = True,
 ) -> list[Row]:
-    """The selected columns of a CSV, TSV or JSONL file, as rows in file order. `suffix` replaces the file's suffix;
-    `column_hint` is the hint of the error for a missing column.
+    """The selected columns of a table, as rows in file order.
 
-    Columns are names of the header line or JSON keys, or numbers (1 is the first, -1 the last) for a file without a
-    header. Raises CtxError for an unknown format, a missing or repeated column, a line with another number of columns,
-    or invalid quotes or JSON.
+    Columns are names: of the header line, or of the columns of records, such as `translation.de` for a value within an
+    object. For a file without a header, they are numbers (1 is the first, -1 the last).
+
+    Args:
+        suffix: Replaces the suffix of the file.
+        column_hint: Hint of the error for a missing column.
+        label_names: See `read_records`.
+
+    Raises:
+        CtxError: The format is unknown, a column is missing or repeated, a line has another number of columns, or
+            invalid quotes or JSON.
     """
     rows = []
-    suffix = suffix or file_suffix(file)
-    if suffix == ".jsonl":
-        for record, location in read_json_lines(file):
+    if suffix is None and has_records(file):
+        for record, location in read_records(file, label_names):
             for column in columns:
                 _column_index(column, list(record), location, column_hint)
             rows.append(Row({column: record[column] for column in columns}, str(location)))
-    elif suffix in _DELIMITERS:
+    elif (suffix := suffix or file_suffix(file)) in _DELIMITERS:
         rows += _read_delimited(file, columns, _DELIMITERS[suffix], column_hint)
-    elif is_directory(str(file)):
-        raise missing_file_error(str(file))
     else:
         raise CtxError(
-            f"Not a table: the suffix is {suffix!r}, expected {', '.join((*_DELIMITERS, '.jsonl'))}, plain or with .gz "
-            "or .zst.",
+            f"Not a table: the suffix is {suffix!r}, expected {', '.join((*_DELIMITERS, *RECORD_SUFFIXES))}, plain or "
+            "with .gz or .zst.",
             location=str(file),
             hint="rename or convert the file, or use another task.",
         )
@@ -128,29 +139,26 @@ def are_column_numbers(columns: Iterable[str]) -> bool:
 
 
 def has_columns(file: str | Path, columns: Sequence[str]) -> bool:
-    """Whether a file has all these columns: in the header of a table, in the first line of JSON lines, or as columns of
-    CoNLL-U."""
+    """Whether a file has all these columns: in the header of a table, in the first record, or as columns of CoNLL-U."""
     suffix = file_suffix(file)
+    if has_records(file):
+        return set(columns).issubset(next((record for record, _ in read_records(file)), ()))
     if suffix in _DELIMITERS:
         try:
             next(_read_delimited(file, columns, _DELIMITERS[suffix]), None)
         except MissingColumnError:
             return False
         return True
-    names: Iterable[str] = CONLLU_COLUMNS if suffix == ".conllu" else ()
-    if suffix == ".jsonl":
-        names = next((record for record, _ in read_json_lines(file)), ())
-    return set(columns).issubset(names)
+    return suffix == ".conllu" and set(columns).issubset(CONLLU_COLUMNS)
 
 
 def has_labels(file: str | Path, column: str) -> bool:
     """Whether a file has labels: not if it is a `.txt` file, or the column is missing, or all its values are empty or
     -1."""
-    suffix = file_suffix(file)
-    if suffix == ".txt":
+    if file_suffix(file) == ".txt":
         return False
-    if suffix == ".jsonl":
-        return any(is_label(record.get(column)) for record, _ in read_json_lines(file))
+    if has_records(file):
+        return any(is_label(record.get(column)) for record, _ in read_records(file))
     try:
         labels = [row.values[column] for row in read_table(file, [column])]
     except MissingColumnError:

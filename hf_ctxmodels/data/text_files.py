@@ -10,6 +10,7 @@ Documents belong to the range in which they begin: all ranges of a file together
 import io
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from pathlib import Path
@@ -353,10 +354,8 @@ def _column(row: dict[str, Any], name: str, option: str, location: object) -> An
 
 
 def _parquet_documents(selection: FileRange, columns: TextColumns) -> Iterator[list[str]]:
-    import pyarrow
-
     path = selection.path
-    try:
+    with parquet_errors(path):
         file = open_parquet(path)
         column_names = file.schema_arrow.names
         selected = [name for name in columns if name is not None]
@@ -369,13 +368,10 @@ def _parquet_documents(selection: FileRange, columns: TextColumns) -> Iterator[l
             for row in batch.to_pylist():
                 yield record_to_document(row, columns, f"{path}, row {number}")
                 number += 1
-    except (pyarrow.ArrowException, OSError) as error:
-        raise _damaged_parquet_error(path, error) from error
 
 
 def open_parquet(path: str) -> "pyarrow.parquet.ParquetFile":
     """Open a Parquet file, plain or compressed; raises CtxError if it is missing or damaged."""
-    import pyarrow
     import pyarrow.parquet
 
     with file_errors(path):
@@ -387,11 +383,18 @@ def open_parquet(path: str) -> "pyarrow.parquet.ParquetFile":
             source = open_file(path)
         elif not Path(path).is_file():
             raise missing_file_error(path)
-        try:
+        with parquet_errors(path):
             return pyarrow.parquet.ParquetFile(source)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise _damaged_parquet_error(path, error) from error
 
 
-def _damaged_parquet_error(path: str, error: Exception) -> CtxError:
-    return CtxError(f"The Parquet file is damaged: {error}.", location=path, hint="download or write it again.")
+@contextmanager
+def parquet_errors(path: str) -> Iterator[None]:
+    """Convert errors of reading a Parquet file to CtxError."""
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        raise CtxError(
+            f"The Parquet file is damaged: {error}.", location=path, hint="download or write it again."
+        ) from error

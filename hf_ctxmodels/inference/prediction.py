@@ -191,7 +191,7 @@ def _unfinished_summary(checkpoint: Path) -> TrainingSummary | None:
     a task of `TASKS`."""
     identity = saved_identity(checkpoint)
     if identity.get("task") in TASKS:
-        task, arguments, files = identity["task"], [identity], [identity["train_file"]]
+        task, arguments, files = identity["task"], [identity], identity["train_file"]
     elif listed := [entry for entry in identity.get("tasks") or () if isinstance(entry, dict) and "kind" in entry]:
         task = ", ".join(f"{entry['name']} ({entry['kind']})" for entry in listed)
         arguments, files = [entry["arguments"] for entry in listed], [entry["train_file"] for entry in listed]

@@ -184,7 +184,7 @@ FINETUNE = "kind: finetune, train_file: train.tsv, validation_file: train.tsv"
         (f"{FINETUNE}, flags: {{epochs: 2}}", "Unknown key 'epochs'.*did you mean num_train_epochs"),
         (f"{FINETUNE}, flags: {{num_train_epochs: many}}", "num_train_epochs.*see `hf-ctxmodels finetune sequence"),
         (f"{FINETUNE}, flags: {{text_columns: sentence}}", "No column 'sentence'.*'text', 'label'"),
-        (f"{FINETUNE}, flags: {{additional_train_files: missing.tsv}}", "missing.tsv"),
+        (f"{FINETUNE}, flags: {{unlabeled_file: missing.tsv}}", "missing.tsv"),
         (f"{FINETUNE}, flags: {{adapter: houlsby, reinit: 1}}", "cannot be combined"),
         (f"{FINETUNE}, metric: acuracy", "no metric 'acuracy'.*did you mean accuracy"),
         (f"{FINETUNE}, metric: f1, task: regression", "'a' is not a finite number"),

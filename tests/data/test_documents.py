@@ -144,11 +144,11 @@ def test_directory_of_text_files(tmp_path, capsys):
     (tmp_path / "splits").mkdir()
     for split in ("train", "test"):
         (tmp_path / "splits" / f"{split}.txt").write_text(f"The {split} text.\nA line.\n")
-        assert [*load_documents(str(tmp_path / "splits"), dataset_split=split)] == [[f"The {split} text.", "A line."]]
+        assert [*load_documents(f"{tmp_path / 'splits'}:split={split}")] == [[f"The {split} text.", "A line."]]
     with pytest.raises(CtxError, match=r"splits has no split 'dev'(.|\n)*use one of: train, test"):
-        load_documents(str(tmp_path / "splits"), dataset_split="dev")
+        load_documents(f"{tmp_path / 'splits'}:split=dev")
     with pytest.raises(CtxError, match="have no configurations"):
-        load_documents(str(tmp_path / "splits"), dataset_config="en")
+        load_documents(f"{tmp_path / 'splits'}:config=en")
     (tmp_path / "plain" / "three.jsonl").write_text('{"text": "A fourth document."}\n')
     with pytest.raises(CtxError, match="txt files and other data: three"):
         load_documents(str(tmp_path / "plain"))
@@ -159,7 +159,7 @@ def test_directory_is_loaded_with_datasets(tmp_path, streaming):
     write(tmp_path, "train.jsonl", json_file())
     write(tmp_path, "test.jsonl", json_file([{"id": 3, "text": "Held out."}]))
     assert list(load_documents(str(tmp_path), streaming=streaming)) == DOCUMENTS
-    assert list(load_documents(str(tmp_path), dataset_split="test", streaming=streaming)) == [["Held out."]]
+    assert list(load_documents(f"{tmp_path}:split=test", streaming=streaming)) == [["Held out."]]
 
 
 @pytest.fixture(scope="module")
@@ -250,13 +250,14 @@ def test_directories_of_save_to_disk(tmp_path, streaming):
     empty = first.select([])
     DatasetDict({"part-1": first, "part-2": second, "none": empty}).save_to_disk(tmp_path / "splits")
     assert list(load_documents(str(tmp_path / "rows"), streaming=streaming)) == [["One."]]
-    assert list(load_documents(str(tmp_path / "splits"), dataset_split="part-2", streaming=streaming)) == [["Two."]]
+    assert list(load_documents(f"{tmp_path / 'splits'}:split=part-2", streaming=streaming)) == [["Two."]]
     for name, split, splits in (("rows", "test", "train"), ("splits", "train", "part-1, part-2, none")):
         with pytest.raises(CtxError, match=f"no split '{split}'") as error:
-            load_documents(str(tmp_path / name), dataset_split=split, streaming=streaming)
-        assert (error.value.location, error.value.hint) == (f"--dataset_split {split}", f"use one of: {splits}.")
+            load_documents(f"{tmp_path / name}:split={split}", streaming=streaming)
+        location = f"{tmp_path / name}:split={split}"
+        assert (error.value.location, error.value.hint) == (location, f"use one of: {splits}.")
     with pytest.raises(CtxError, match="cannot be opened: it has no rows"):
-        load_documents(str(tmp_path / "splits"), dataset_split="none", streaming=streaming)
+        load_documents(f"{tmp_path / 'splits'}:split=none", streaming=streaming)
 
 
 @pytest.mark.parametrize(("name", "content"), [("state.json", "{}"), ("dataset_dict.json", '{"parts": ["train"]}')])

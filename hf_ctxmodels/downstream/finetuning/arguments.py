@@ -112,14 +112,13 @@ class StartingModelArguments(ParsedChoices):
 class FinetuningArguments(StartingModelArguments):
     """Model and data."""
 
-    train_file: str = flag(
+    train_file: list[str] = flag(
         REQUIRED,
-        "Training examples: .csv, .tsv, .txt, .jsonl, CoNLL, .conllu or SQuAD .json, optionally .gz or .zst; or "
-        "`demo`.",
+        "Training examples, from one or more of: .csv, .tsv, .txt, .jsonl, .parquet, CoNLL, .conllu or SQuAD .json, "
+        "optionally .gz or .zst; a dataset of the Hub or a directory, ID[:config=NAME,split=NAME]; or `demo`.",
     )
-    validation_file: str = flag(REQUIRED, "Validation examples in the same format, or `demo`.")
-    additional_train_files: list[str] = flag(
-        (), "Additional training files in the format of --train_file, such as its translations into other languages."
+    validation_file: str = flag(
+        REQUIRED, "Validation examples in the same format (the default split is validation), or `demo`."
     )
     unlabeled_file: str | None = flag(
         None, "Unlabeled examples for every second batch, for heads that learn from them (cross-view training)."

@@ -20,6 +20,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation import check_can_generate
 from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.data import RoundRobinMixture, UnlabeledCollator, mark_unlabeled
+from hf_ctxmodels.data.hub_datasets import source_name
 from hf_ctxmodels.downstream.finetuning.arguments import (
     FinetuningArguments,
     FinetuningLoopArguments,
@@ -73,7 +74,7 @@ from hf_ctxmodels.training.training_step import EpochIndexed
 
 # Fields that a resumed run may change, because the model's class, configuration and tokenizer are compared.
 UNCOMPARED_FIELDS = ("family", "config_options", "model", "decoder", "task_name", "predictions_file")
-DATA_FILES = ("train_file", "additional_train_files", "validation_file", "unlabeled_file")
+DATA_FILES = ("train_file", "validation_file", "unlabeled_file")
 
 
 def network_arguments(
@@ -190,7 +191,6 @@ def has_several_tasks(config: PreTrainedConfig, task_name: str | None, source: s
 def read_examples(task: Task[Any], arguments: FinetuningArguments) -> tuple[list[Any], list[Any]]:
     """Training and validation examples; raises CtxError if there are fewer than `train_examples`."""
     training, validation = task.read_splits(arguments.train_file, arguments.validation_file)
-    training += [example for file in arguments.additional_train_files for example in task.read(file, "train")]
     if (size := arguments.train_examples) is not None:
         if not 0 < size <= len(training):
             raise CtxError(
@@ -326,7 +326,7 @@ class FinetuningResult:
             self.result.metrics[f"baseline_{main_metric}_tfidf"] = self.learned_baseline[main_metric]
         scores = {name: self.result.metrics[f"eval_{name}"] for name in self.baseline}
         self.result.metrics |= {f"upper_bound_{name}": bound for name, bound in self.upper_bounds.items()}
-        dataset, max_length = Path(arguments.train_file).name, self.task.arguments.max_length
+        dataset, max_length = ", ".join(map(source_name, arguments.train_file)), self.task.arguments.max_length
         summary = self.result.summary(
             task=arguments.task,
             dataset=dataset,

@@ -20,6 +20,7 @@ from typing import get_type_hints
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.paths import is_url, local_path
 from hf_ctxmodels.core.yaml_mapping import YamlMapping
+from hf_ctxmodels.data.files import split_dataset_options
 from hf_ctxmodels.downstream.tasks import TASKS
 from hf_ctxmodels.downstream.tasks.base import TaskArguments, check_unused_arguments
 
@@ -146,7 +147,7 @@ def _parse_task(entry: YamlMapping, name: str, location: str, defaults: TaskArgu
                 hint="correct the value.",
             )
     for key in ("train_file", "validation_file"):
-        if values[key] != "demo" and not is_url(values[key]):
+        if values[key] != "demo" and not is_url(values[key]) and not split_dataset_options(values[key])[1]:
             values[key] = str(folder / local_path(values[key]))
             if not Path(values[key]).is_file():
                 raise CtxError(

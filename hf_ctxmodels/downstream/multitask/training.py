@@ -19,6 +19,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, ParsedChoices, flag, select_fields
 from hf_ctxmodels.data import ReweightedMixture, ShuffledMixture, UnlabeledCollator, UnlabeledMixture, mark_unlabeled
 from hf_ctxmodels.data.files import describe_content
+from hf_ctxmodels.data.hub_datasets import source_name
 from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_CONFIGS, BottleneckConfig
 from hf_ctxmodels.downstream.adapters.management import add_adapter, freeze_all_but
 from hf_ctxmodels.downstream.finetuning.arguments import StartingModelArguments
@@ -151,7 +152,7 @@ class TaskRun:
         check_task_name(listed.name, listed.location)
         self.listed, self.task = listed, TASKS[listed.kind](listed.arguments)
         with self._named_errors():
-            self.training, self.validation = self.task.read_splits(listed.train_file, listed.validation_file)
+            self.training, self.validation = self.task.read_splits([listed.train_file], listed.validation_file)
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
@@ -393,7 +394,7 @@ def _report(
     summary = result.summary(
         warnings=warnings,
         task=", ".join(f"{name} ({run.listed.kind})" for name, run in runs.items()),
-        dataset=", ".join(Path(run.listed.train_file).name for run in runs.values()),
+        dataset=", ".join(source_name(run.listed.train_file) for run in runs.values()),
         max_length=max(run.listed.arguments.max_length for run in runs.values()),
     )
     output = result.arguments.output_dir

@@ -19,6 +19,7 @@ from hf_ctxmodels.core.flags import check_range, flag, non_default_fields
 from hf_ctxmodels.core.generation import max_input_length
 from hf_ctxmodels.data.examples import LOOP_COLUMNS
 from hf_ctxmodels.data.files import same_file
+from hf_ctxmodels.data.hub_datasets import with_default_split
 from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.data.table_files import Row, are_column_numbers, has_columns, has_labels, parse_strings, read_texts
 
@@ -219,15 +220,18 @@ class Task(ABC, Generic[Example]):
         """The examples of a file, or of a split of `demo`; raises CtxError if they cannot be read."""
         return self.read_demo(split) if file == "demo" else self.read_file(file)
 
-    def read_splits(self, train_file: str, validation_file: str) -> tuple[list[Example], list[Example]]:
-        """Training and validation examples, with a warning if they are in the same file; raises CtxError as `read`."""
-        splits = self.read(train_file, "train"), self.read(validation_file, "validation")
-        if "demo" not in (train_file, validation_file) and same_file(train_file, validation_file):
-            print_status(
-                f"warning: {train_file} is the training file and the validation file; the metrics are too high",
-                PartialState().is_main_process,
-            )
-        return splits
+    def read_splits(self, train_files: Sequence[str], validation_file: str) -> tuple[list[Example], list[Example]]:
+        """Training examples of all files, and validation examples, with a warning if they are in the same file; raises
+        CtxError as `read`. The default split of a dataset of validation examples is `validation`."""
+        validation_file = with_default_split(validation_file, "validation")
+        for train_file in train_files:
+            if "demo" not in (train_file, validation_file) and same_file(train_file, validation_file):
+                print_status(
+                    f"warning: {train_file} is the training file and the validation file; the metrics are too high",
+                    PartialState().is_main_process,
+                )
+        training = [example for file in train_files for example in self.read(file, "train")]
+        return training, self.read(validation_file, "validation")
 
     def read_unlabeled(self, file: str) -> list[Example]:
         """Examples of a file without labels, each with a placeholder label; called after `configure` or `load_labels`.

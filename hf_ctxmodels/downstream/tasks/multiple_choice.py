@@ -53,7 +53,7 @@ class MultipleChoice(Task[MultipleChoiceExample]):
         text_columns = self._columns("text_columns", "text", 1, 2)
         choice_columns = self._columns("choice_columns", "choices")
         examples: list[MultipleChoiceExample] = []
-        rows = read_table(file, [*text_columns, *choice_columns, *label_columns])
+        rows = read_table(file, [*text_columns, *choice_columns, *label_columns], label_names=False)
         for column in label_columns:
             require_labels(rows, column)
         for row in rows:

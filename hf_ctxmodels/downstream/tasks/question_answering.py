@@ -1,6 +1,6 @@
 """Extractive question answering: a question and a context -> the span that answers it (SQuAD 1.1 and 2.0)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.loading import parse_json
 from hf_ctxmodels.data.files import file_suffix
-from hf_ctxmodels.data.table_files import read_table
+from hf_ctxmodels.data.record_files import RECORD_SUFFIXES, has_records, read_records
+from hf_ctxmodels.data.table_files import has_columns, read_table
 from hf_ctxmodels.data.text_files import read_text
 from hf_ctxmodels.downstream.networks.tokenization import CtxTaskNetworkTokenizer
 from hf_ctxmodels.downstream.tasks import metrics
@@ -19,6 +20,10 @@ from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, Feature, Logit
 from hf_ctxmodels.registry import FAMILIES
 
 MAX_QUESTION_TOKENS = 64  # longer questions are truncated, as in BERT's SQuAD runs (Devlin et al. 2019, released code)
+_RECORD_HINT = (
+    'write {"id": ..., "question": ..., "context": ..., "answers": {"text": [...], "answer_start": [...]}}, with empty '
+    "lists for an unanswerable question."
+)
 _SQUAD_HINT = (
     'write {"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers": '
     '[{"text": ..., "answer_start": ...}]}]}]}]}.'
@@ -76,21 +81,12 @@ class Window:
 
 
 def read_squad(file: str, has_answers: bool = True) -> list[Question]:
-    """The questions of a SQuAD 1.1 or 2.0 JSON file, without answers unless `has_answers`; raises CtxError if an id is
-    repeated, or an answer is not at its offset."""
-    questions: list[Question] = []
-    content = parse_json(read_text(file), location=file, hint=_SQUAD_HINT)
-    with wrap_errors("Not SQuAD's JSON", location=file, hint=_SQUAD_HINT):
-        for article in content["data"]:
-            for paragraph in article["paragraphs"]:
-                for entry in paragraph["qas"]:
-                    answers = () if entry.get("is_impossible") or not has_answers else entry["answers"]
-                    spans = tuple((int(answer["answer_start"]), str(answer["text"])) for answer in answers)
-                    location = f"{file}, question {entry['id']!r}"
-                    texts = entry["question"], paragraph["context"]
-                    if not all(isinstance(text, str) for text in texts):
-                        raise TypeError(f"a text is {str(texts)[:80]}")
-                    questions.append(Question(str(entry["id"]), *texts, spans, location))
+    """The questions of a SQuAD 1.1 or 2.0 JSON file, or of records with the columns of SQuAD on the Hub, without
+    answers unless `has_answers`; raises CtxError if an id is repeated, or an answer is not at its offset."""
+    with wrap_errors("Not SQuAD's format", location=file, hint=_SQUAD_HINT):
+        questions = (
+            [*_json_questions(file, has_answers)] if file_suffix(file) == ".json" else [*_record_questions(file)]
+        )
     if not questions:
         raise CtxError("The file has no questions.", location=file, hint="use a file with at least one question.")
     ids: set[str] = set()
@@ -107,6 +103,32 @@ def read_squad(file: str, has_answers: bool = True) -> list[Question]:
                     hint="correct answer_start (in characters, not bytes), or remove the question.",
                 )
     return questions
+
+
+def _json_questions(file: str, has_answers: bool) -> Iterator[Question]:
+    content = parse_json(read_text(file), location=file, hint=_SQUAD_HINT)
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            for entry in paragraph["qas"]:
+                answers = () if entry.get("is_impossible") or not has_answers else entry["answers"]
+                spans = tuple((int(answer["answer_start"]), str(answer["text"])) for answer in answers)
+                yield _question(entry, paragraph["context"], spans, f"{file}, question {entry['id']!r}")
+
+
+def _record_questions(file: str) -> Iterator[Question]:
+    for record, location in read_records(file):
+        with wrap_errors("Not a question of SQuAD", location=location, hint=_RECORD_HINT):
+            answers = record["answers"]
+            spans = tuple(zip(map(int, answers["answer_start"]), map(str, answers["text"]), strict=True))
+            yield _question(record, record["context"], spans, str(location))
+
+
+def _question(entry: Mapping[str, Any], context: Any, spans: tuple[tuple[int, str], ...], location: str) -> Question:
+    """A question; raises TypeError if a text is missing."""
+    texts = entry["question"], context
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"a text is {str(texts)[:80]}")
+    return Question(str(entry["id"]), *texts, spans, location)
 
 
 def has_answers(file: str) -> bool:
@@ -158,8 +180,12 @@ class QuestionAnswering(Task[Question]):
 
     def read_file(self, file: str) -> list[Question]:
         """Read the examples of a file."""
-        if file_suffix(file) != ".json":
-            raise CtxError("Expected a .json file.", location=file, hint="use a .json file in SQuAD's format.")
+        if file_suffix(file) != ".json" and not has_records(file):
+            raise CtxError(
+                f"Expected a .json file in SQuAD's format, or {' or '.join(RECORD_SUFFIXES)} with SQuAD's columns.",
+                location=file,
+                hint=_RECORD_HINT,
+            )
         return read_squad(file)
 
     def read_unlabeled(self, file: str) -> list[Question]:
@@ -175,7 +201,9 @@ class QuestionAnswering(Task[Question]):
         return questions
 
     def has_labels(self, file: str) -> bool:
-        """Whether a SQuAD file has answers; tables have none."""
+        """Whether a SQuAD file has answers, or records have a column of answers; other tables have none."""
+        if has_records(file):
+            return has_columns(file, ["id", "answers"])
         return file_suffix(file) == ".json" and has_answers(file)
 
     def configure(self, config: PreTrainedConfig, train: Sequence[Question], validation: Sequence[Question]) -> None:

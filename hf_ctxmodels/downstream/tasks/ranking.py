@@ -97,7 +97,7 @@ class Ranking(Task[RankingExample]):
         columns = self._columns("text_columns", "query,candidate", 2)
         groups: dict[str, list[Row]] = {}
         previous = None
-        for row in read_table(file, [*columns, *label_columns]):
+        for row in read_table(file, [*columns, *label_columns], label_names=False):
             query = get_texts(row, columns)[0]
             if query != previous and query in groups:
                 raise CtxError(

@@ -14,6 +14,7 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_suffix
 from hf_ctxmodels.data.propositions import Proposition, column_numbers, read_propositions
+from hf_ctxmodels.data.record_files import has_records
 from hf_ctxmodels.data.table_files import TaggedSentence, has_labels, iob1_to_bio, line_blocks, split_cells
 from hf_ctxmodels.downstream.networks.configuration import CtxTaskNetworkConfig
 from hf_ctxmodels.downstream.tasks import metrics
@@ -48,7 +49,10 @@ class SemanticRoleLabeling(TokenClassification):
 
     def _file_columns(self, file: str) -> tuple[str, str]:
         """The columns of the words, and of the rolesets or tags."""
-        words, labels = {".jsonl": ("tokens", "tags"), ".conllu": ("2", "10")}.get(file_suffix(file), ("2", "6"))
+        if has_records(file):
+            words, labels = "tokens", "tags"
+        else:
+            words, labels = "2", "10" if file_suffix(file) == ".conllu" else "6"
         return self.arguments.text_columns or words, self.arguments.label_column or labels
 
     def _read(self, file: str, labeled: bool) -> list[Proposition]:
@@ -68,7 +72,7 @@ class SemanticRoleLabeling(TokenClassification):
         """Whether a file has columns of arguments after the rolesets, or tags in JSON lines; raises CtxError for a
         column that is not a number."""
         words, labels = self._file_columns(file)
-        if file_suffix(file) == ".jsonl":
+        if has_records(file):
             return has_labels(file, labels)
         _, roleset_column = column_numbers(words, labels, file)
         lines = [line for block in line_blocks(file) for _, line in block if not line.startswith("#")]

@@ -12,6 +12,7 @@ from hf_ctxmodels.core.bio_tags import is_bio
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_suffix
+from hf_ctxmodels.data.record_files import has_records
 from hf_ctxmodels.data.table_files import (
     MissingColumnError,
     TaggedSentence,
@@ -67,7 +68,7 @@ class TokenClassification(LabeledTask[TaggedSentence]):
 
     def read_file(self, file: str) -> list[TaggedSentence]:
         """Read the examples of a file."""
-        if file_suffix(file) == ".jsonl":
+        if has_records(file):
             word_column, tag_column = self.arguments.text_columns or "tokens", self.arguments.label_column or "tags"
             sentences = []
             for row in read_table(file, [word_column, tag_column]):
@@ -106,7 +107,7 @@ class TokenClassification(LabeledTask[TaggedSentence]):
         """A file as for `read_file`, whose tags are ignored; JSONL without tags, with lists of words or texts; or a
         `.txt` file with one sentence per line. Texts are split into words and punctuation marks."""
         column = self.arguments.text_columns or "tokens"
-        if self._has_texts(file) or file_suffix(file) == ".jsonl":
+        if self._has_texts(file) or has_records(file):
             unlabeled = read_words(file, column, hint="correct the line, or pass another --text_columns.")
         else:
             unlabeled = [(sentence.words, sentence.location) for sentence in self._read_columns(file, labeled=False)]
@@ -118,7 +119,7 @@ class TokenClassification(LabeledTask[TaggedSentence]):
 
     def has_labels(self, file: str) -> bool:
         """Whether the words of a file have tags: not if there is no other column, or all tags are empty or `_`."""
-        if file_suffix(file) == ".jsonl":
+        if has_records(file):
             return has_labels(file, self.arguments.label_column or "tags")
         if self._has_texts(file):
             return False

@@ -2,7 +2,7 @@
 
 `FORMATS` maps the `format` of a task to its reader; without a format, the suffix of the file decides:
 
-- `tsv`, `csv`, `jsonl`: tables (`data.table_files`). Nested objects of JSON lines have dotted names,
+- `tsv`, `csv`, `jsonl`, `parquet`: tables (`data.table_files`). Nested objects of records have dotted names,
   `target.span1_text`.
 - `conll`, `conllu`: sentences; a field is the number or name of a column and has its cells, separated by spaces.
 - `parallel`: two or more files of equally many lines; the field `1` is a line of the first file.
@@ -23,8 +23,9 @@ from typing import Any
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.data.files import file_suffix
+from hf_ctxmodels.data.record_files import read_records
 from hf_ctxmodels.data.table_files import Row, line_blocks, read_conll, read_conllu, read_table
-from hf_ctxmodels.data.text_files import read_json_lines, read_text
+from hf_ctxmodels.data.text_files import read_text
 from hf_ctxmodels.downstream.tasks.question_answering import read_squad
 from hf_ctxmodels.downstream.text2text.benchmark_fields import BENCHMARK_FIELDS, Values, read_children_books
 
@@ -38,7 +39,7 @@ class RowRequest:
     Attributes:
         files: One file, or several of the format `parallel`.
         fields: The fields that the task's templates use.
-        expand: Dotted name of a list in JSON lines, or of a list within a list; each of its items is a row.
+        expand: Dotted name of a list in records, or of a list within a list; each of its items is a row.
         labeled: Whether rows need targets.
     """
 
@@ -67,7 +68,7 @@ def read_rows(request: RowRequest, format: str | None = None) -> list[Row]:
         format: A key of `FORMATS`; None for the suffix of the file.
     """
     format = format or ("parallel" if len(request.files) > 1 else file_suffix(request.file).removeprefix("."))
-    if request.expand and format not in ("jsonl", "winograd"):
+    if request.expand and format not in ("jsonl", "parquet", "winograd"):
         raise CtxError(
             f"The format {format} has no lists to expand.", location=request.files[0], hint="remove `expand`."
         )
@@ -84,10 +85,10 @@ def read_rows(request: RowRequest, format: str | None = None) -> list[Row]:
     return rows
 
 
-def _read_json_lines(request: RowRequest) -> list[Row]:
+def _read_nested_records(request: RowRequest) -> list[Row]:
     path = request.expand.split(".") if request.expand else []
     rows = []
-    for record, location in read_json_lines(request.file):
+    for record, location in read_records(request.file):
         try:
             rows += [Row(values, str(location)) for values in _flatten(record, path)]
         except KeyError as error:
@@ -179,7 +180,7 @@ def _read_squad(request: RowRequest) -> list[Row]:
 
 def _read_record(request: RowRequest) -> list[Row]:
     rows = []
-    for record, location in read_json_lines(request.file):
+    for record, location in read_records(request.file):
         with wrap_errors("Not ReCoRD's JSON", location=location, hint="use SuperGLUE's files."):
             text, entities = record["passage"]["text"], record["passage"]["entities"]
             names = sorted({text[entity["start"] : entity["end"] + 1] for entity in entities})
@@ -203,7 +204,7 @@ def _join_highlights(text: str) -> str:
 
 
 def _read_winograd(request: RowRequest) -> list[Row]:
-    return [Row(row.values | {"marked_text": _mark(row)}, row.location) for row in _read_json_lines(request)]
+    return [Row(row.values | {"marked_text": _mark(row)}, row.location) for row in _read_nested_records(request)]
 
 
 def _mark(row: Row) -> str:
@@ -254,7 +255,7 @@ def _read_dpr(request: RowRequest) -> list[Row]:
 
 def _read_benchmark(request: RowRequest, add_fields: Callable[[Values], dict[str, Any]]) -> list[Row]:
     rows = []
-    for row in _read_json_lines(request):
+    for row in _read_nested_records(request):
         with wrap_errors("A field is missing or invalid", location=row.location, hint="use another format."):
             rows.append(Row({**row.values, **add_fields(row.values)}, row.location))
     return rows
@@ -263,7 +264,8 @@ def _read_benchmark(request: RowRequest, add_fields: Callable[[Values], dict[str
 FORMATS: dict[str, Callable[[RowRequest], list[Row]]] = {
     "tsv": lambda request: read_table(request.file, request.fields, ".tsv"),
     "csv": lambda request: read_table(request.file, request.fields, ".csv"),
-    "jsonl": _read_json_lines,
+    "jsonl": _read_nested_records,
+    "parquet": _read_nested_records,
     "conll": partial(_read_tagged, words="1"),
     "conllu": partial(_read_tagged, words="FORM"),
     "parallel": _read_parallel,

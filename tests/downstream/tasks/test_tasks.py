@@ -81,7 +81,7 @@ def test_rows_have_line_numbers(tmp_path):
         ("a.xls", "x", r"(?s)Not a table.*\.csv"),
         ("a.json", "{}", r"(?s)Not a table.*json"),
         ("none.csv", None, "No such file"),
-        (".", None, "is a directory, expected a file"),
+        (".", None, "directory .* doesn't contain any data files"),
         ("a.tsv", "text\tlabel\ncafé\t1\n".encode("latin-1"), r"(?s)byte 14 is 0xe9.*a\.tsv.*iconv -f WINDOWS-1252"),
         ("a.tsv", "text\tlabel\nx\t1\n".encode("utf-16"), r"(?s)byte 0 is 0xff.*a\.tsv.*iconv -f UTF-16"),
         ("a.tsv", b"\xfe\xff" + "text".encode("utf-16-be"), r"(?s)byte 0 is 0xfe.*a\.tsv.*iconv -f UTF-16"),
@@ -149,11 +149,11 @@ def test_validation_on_training_file_warns(tmp_path, capsys):
     file = write_file(tmp_path / "a.csv", "text,label\nx,a\n")
     copy = write_file(tmp_path / "b.csv", "text,label\nx,a\n")
     task = TASKS["sequence-classification"](TaskArguments())
-    task.read_splits(str(file), str(copy))
-    task.read_splits(f"file://{file}", f"file://{copy}")
+    task.read_splits([str(file)], str(copy))
+    task.read_splits([f"file://{file}"], f"file://{copy}")
     assert "warning" not in capsys.readouterr().err
     for same_file in (str(file), f"file://{file}"):
-        task.read_splits(str(file), same_file)
+        task.read_splits([str(copy), str(file)], same_file)
         assert "is the training file and the validation file" in capsys.readouterr().err
 
 

@@ -1,0 +1,119 @@
+"""Datasets of the Hub, and directories that `datasets` loads, with a configuration and a split."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import join_choice
+from hf_ctxmodels.core.loading import read_json, require_existing_path
+from hf_ctxmodels.core.paths import is_url, local_path
+from hf_ctxmodels.data.files import compression_suffix, file_name, file_suffix, is_directory, split_dataset_options
+
+if TYPE_CHECKING:
+    import datasets
+
+_HUB_ID = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
+
+
+@dataclass(frozen=True)
+class DatasetSource:
+    """A dataset of the Hub, or a directory, as `NAME[:config=NAME,split=NAME]`.
+
+    Attributes:
+        name: Hub id, or path or URL of a directory.
+        config: Name of a configuration, such as `mrpc` of `nyu-mll/glue`; None for the only or default one.
+        split: Split, such as `validation`, or a part of one as in `datasets.load_dataset`, such as `train[:1000]`.
+    """
+
+    name: str
+    config: str | None = None
+    split: str = "train"
+
+    @classmethod
+    def parse(cls, source: str) -> "DatasetSource":
+        """The parts of `NAME[:config=NAME,split=NAME]`; the split is `train` by default."""
+        name, options = split_dataset_options(source)
+        return cls(local_path(name), **options)
+
+    def __str__(self) -> str:
+        options = {"config": self.config} if self.config else {}
+        return join_choice(self.name, options | {"split": self.split})
+
+    def load(self, streaming: bool = False) -> "datasets.Dataset | datasets.IterableDataset":
+        """The rows, of `datasets.load_dataset`, or of `datasets.load_from_disk` for a directory that `save_to_disk`
+        wrote; raises CtxError if there is no such dataset, configuration or split."""
+        import datasets
+
+        require_existing_path(self.name, "dataset")
+        directories = _saved_splits(Path(self.name))
+        if directories and self.split not in directories:
+            raise CtxError(
+                f"{self.name} has no split {self.split!r}.",
+                location=str(self),
+                hint=f"use one of: {', '.join(directories)}.",
+            )
+        try:
+            if directories:
+                return _load_from_disk(directories[self.split], str(self))
+            return datasets.load_dataset(self.name, self.config, split=self.split, streaming=streaming)
+        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            cause = f" ({error.__cause__})" if error.__cause__ else ""
+            raise CtxError(
+                f"The dataset cannot be opened: {error}{cause}",
+                location=str(self),
+                hint="use the path of a file, `demo`, or the Hub id of an accessible dataset, followed by "
+                ":config=NAME,split=NAME if it has several.",
+            ) from error
+
+
+def is_dataset(source: str) -> bool:
+    """Whether a source is a dataset of the Hub or a directory, not a file: it has options (`:split=test`), is a
+    directory, or has the form of a Hub id and no file has this name."""
+    name, options = split_dataset_options(source)
+    if options or is_directory(local_path(name)):
+        return True
+    has_suffix = compression_suffix(name) or file_suffix(name)
+    return not (has_suffix or is_url(name) or os.path.exists(name)) and _HUB_ID.fullmatch(name) is not None
+
+
+def source_name(source: str) -> str:
+    """The Hub id of a dataset without its options, or the name of a file or directory."""
+    name, _ = split_dataset_options(source)
+    return name if is_dataset(source) and not is_directory(local_path(name)) else file_name(name.rstrip("/"))
+
+
+def with_default_split(source: str, split: str) -> str:
+    """The source with this split if it is a dataset without one, otherwise unchanged; `demo` is unchanged."""
+    name, options = split_dataset_options(source)
+    if source == "demo" or "split" in options or not is_dataset(source):
+        return source
+    return join_choice(name, options | {"split": split})
+
+
+def _load_from_disk(directory: Path, location: str) -> "datasets.Dataset | datasets.IterableDataset":
+    """The rows that `save_to_disk` wrote; raises CtxError if there are none."""
+    import datasets
+
+    try:
+        return datasets.load_from_disk(directory)  # type: ignore[return-value]
+    except IndexError as error:  # it concatenates no files
+        raise CtxError(
+            "The dataset cannot be opened: it has no rows.",
+            location=location,
+            hint="use a split with at least one row.",
+        ) from error
+
+
+def _saved_splits(directory: Path) -> dict[str, Path]:
+    """Split -> its directory, if `save_to_disk` of datasets wrote the directory; else no splits."""
+    split_file, state_file = directory / "dataset_dict.json", directory / "state.json"
+    if split_file.is_file():
+        content = read_json(split_file)
+        splits = content.get("splits") if isinstance(content, dict) else None
+        return {split: directory / split for split in splits or ()}
+    if state_file.is_file() and (directory / "dataset_info.json").is_file():
+        return {read_json(state_file).get("_split") or "train": directory}
+    return {}

@@ -1,0 +1,95 @@
+"""Records with named columns: JSON lines, Parquet files, and datasets of the Hub or of directories."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.files import file_suffix, local_files
+from hf_ctxmodels.data.hub_datasets import DatasetSource, is_dataset
+from hf_ctxmodels.data.text_files import open_parquet, parquet_errors, read_json_lines
+
+if TYPE_CHECKING:
+    import datasets
+
+RECORD_SUFFIXES = (".jsonl", ".parquet")
+_BATCH_SIZE = 1024
+
+Record = dict[str, Any]
+"""Column -> value. A column of an object has another entry for each of its keys, such as `translation.de`."""
+
+
+def has_records(source: str | Path) -> bool:
+    """Whether a source has named columns with values of any type, unlike text tables and CoNLL columns."""
+    return file_suffix(source) in RECORD_SUFFIXES or is_dataset(str(source))
+
+
+def read_records(source: str | Path, label_names: bool = True) -> Iterator[tuple[Record, object]]:
+    """The records of a `.parquet` file, of a dataset `NAME[:config=NAME,split=NAME]`, or of JSON lines in another file,
+    and their locations (`file:line`, or the source and the number of the row, from 0).
+
+    Args:
+        label_names: Whether class numbers of `datasets.ClassLabel` are replaced by the names of the classes; -1, as in
+            test sets without labels, remains.
+
+    Raises:
+        CtxError: The source is missing or damaged.
+    """
+    if file_suffix(source) == ".parquet":
+        records: Iterator[tuple[Record, object]] = _parquet_records(str(source), label_names)
+    elif is_dataset(str(source)):
+        records = _dataset_records(DatasetSource.parse(str(source)), label_names)
+    else:
+        records = read_json_lines(source)
+    for record, location in records:
+        nested = {
+            f"{column}.{key}": item
+            for column, value in record.items()
+            if isinstance(value, dict)
+            for key, item in value.items()
+        }
+        yield nested | record, location
+
+
+def _dataset_records(source: DatasetSource, label_names: bool) -> Iterator[tuple[Record, object]]:
+    tables = [file for file in local_files(source.name) if file_suffix(file) in (".csv", ".tsv")]
+    if tables:  # `datasets` interprets quotes in .tsv files
+        raise CtxError("The directory has tables in text files.", location=source.name, hint=f"pass {tables[0]}.")
+    rows = source.load()
+    rename = _label_decoder(rows.features or {}) if label_names else dict
+    for number, row in enumerate(rows):
+        yield rename(row), f"{source}, row {number}"
+
+
+def _parquet_records(path: str, label_names: bool) -> Iterator[tuple[Record, object]]:
+    import datasets
+
+    with parquet_errors(path):
+        file = open_parquet(path)
+        rename = _label_decoder(datasets.Features.from_arrow_schema(file.schema_arrow)) if label_names else dict
+        rows = (row for batch in file.iter_batches(_BATCH_SIZE) for row in batch.to_pylist())
+        for number, row in enumerate(rows):
+            yield rename(row), f"{path}, row {number}"
+
+
+def _label_decoder(features: "Mapping[str, datasets.features.features.FeatureType]") -> Callable[[Record], Record]:
+    """A function that replaces the class numbers of a record by names."""
+    names = {column: class_names for column, feature in features.items() if (class_names := _class_names(feature))}
+
+    def decode(record: Record) -> Record:
+        return record | {column: _name_classes(record[column], names[column]) for column in names}
+
+    return decode
+
+
+def _class_names(feature: Any) -> list[str]:
+    """The names of the classes of a column of classes or lists of classes; else empty."""
+    while hasattr(feature, "feature"):
+        feature = feature.feature
+    return getattr(feature, "names", None) or []
+
+
+def _name_classes(value: Any, names: list[str]) -> Any:
+    if isinstance(value, list):
+        return [_name_classes(item, names) for item in value]
+    return names[value] if isinstance(value, int) and value >= 0 else value

@@ -1,0 +1,148 @@
+"""Records of Parquet files and datasets: labels by name, nested columns, splits."""
+
+import json
+
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.files import describe_content, split_dataset_options
+from hf_ctxmodels.data.hub_datasets import DatasetSource, is_dataset, source_name, with_default_split
+from hf_ctxmodels.data.record_files import read_records
+from hf_ctxmodels.data.table_files import has_columns, has_labels, read_table
+from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
+
+LABELS = ClassLabel(names=["not_equivalent", "equivalent"])
+PAIRS = Dataset.from_dict(
+    {"sentence1": ["A b.", "C d."], "sentence2": ["A b!", "E f."], "label": [1, 0]},
+    Features({"sentence1": Value("string"), "sentence2": Value("string"), "label": LABELS}),
+)
+UNLABELED = PAIRS.remove_columns("label").add_column("label", [-1, -1]).cast_column("label", LABELS)
+ENTITIES = Dataset.from_dict(
+    {"tokens": [["Anna", "saw", "Bonn"], ["Go"]], "ner_tags": [[1, 0, 3], [0]]},
+    Features(
+        {"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]))}
+    ),
+)
+QUESTIONS = Dataset.from_list(
+    [
+        {
+            "id": "q1",
+            "question": "Who saw Bonn?",
+            "context": "Anna saw Bonn.",
+            "answers": {"text": ["Anna"], "answer_start": [0]},
+        },
+        {"id": "q2", "question": "Why?", "context": "Anna saw Bonn.", "answers": {"text": [], "answer_start": []}},
+    ]
+)
+CHOICES = Dataset.from_dict(
+    {"premise": ["It rained."], "choice1": ["It was wet."], "choice2": ["It was dry."], "label": [1]},
+    Features(
+        {name: Value("string") for name in ("premise", "choice1", "choice2")}
+        | {"label": ClassLabel(names=["choice1", "choice2"])}
+    ),
+)
+
+
+def save(dataset, folder, layout):
+    """The source of a dataset in a layout: a Parquet file, a directory of Parquet files, or of `save_to_disk`."""
+    if layout == "file":
+        dataset.to_parquet(folder / "data.parquet")
+        return str(folder / "data.parquet")
+    if layout == "directory":
+        dataset.to_parquet(folder / "train-00000-of-00001.parquet")
+    else:
+        DatasetDict({"train": dataset}).save_to_disk(folder)
+    return str(folder)
+
+
+def read(task, source, **arguments):
+    return TASKS[task](TaskArguments(**arguments)).read(source, "train")
+
+
+@pytest.mark.parametrize("layout", ["file", "directory", "saved"])
+def test_tasks_read_datasets(tmp_path, layout):
+    """Class numbers are replaced by names, except where a number is the index of a choice."""
+    folders = [tmp_path / name for name in "abcd"]
+    for folder in folders:
+        folder.mkdir()
+    pairs = read("sequence-classification", save(PAIRS, folders[0], layout), text_columns="sentence1,sentence2")
+    assert [(example.texts, example.label) for example in pairs] == [
+        (("A b.", "A b!"), "equivalent"),
+        (("C d.", "E f."), "not_equivalent"),
+    ]
+    sentences = read("token-classification", save(ENTITIES, folders[1], layout), label_column="ner_tags")
+    assert [(sentence.words, sentence.tags) for sentence in sentences] == [
+        (["Anna", "saw", "Bonn"], ["B-PER", "O", "B-LOC"]),
+        (["Go"], ["O"]),
+    ]
+    questions = read("question-answering", save(QUESTIONS, folders[2], layout))
+    assert [(question.id, question.answers) for question in questions] == [("q1", ((0, "Anna"),)), ("q2", ())]
+    columns = {"text_columns": "premise", "choice_columns": "choice1,choice2"}
+    (choice,) = read("multiple-choice", save(CHOICES, folders[3], layout), **columns)
+    assert (choice.choices, choice.label) == (("It was wet.", "It was dry."), 1)
+
+
+def test_test_sets_without_labels(tmp_path):
+    source = save(UNLABELED, tmp_path, "file")
+    assert not has_labels(source, "label")
+    assert has_columns(source, ["sentence1", "label"])
+    assert not has_columns(source, ["sentence"])
+    with pytest.raises(CtxError, match="labels in 'label' are -1"):
+        read("sequence-classification", source, text_columns="sentence1,sentence2")
+
+
+def test_nested_columns(tmp_path):
+    """A value within an object is a column; a column of this name has precedence."""
+    translation = {"translation": {"en": "A house.", "de": "Ein Haus."}}
+    Dataset.from_list([translation]).to_parquet(tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text(json.dumps(translation | {"translation.de": "Haus"}))
+    for name, target in (("a.parquet", "Ein Haus."), ("a.jsonl", "Haus")):
+        arguments = {"text_columns": "translation.en", "label_column": "translation.de"}
+        (example,) = read("seq2seq", str(tmp_path / name), **arguments)
+        assert (example.source, example.target) == ("A house.", target)
+    with pytest.raises(CtxError, match=r"No column 'translation\.fr'.*'translation\.de'"):
+        read_table(tmp_path / "a.parquet", ["translation.fr"])
+
+
+def test_source_with_options(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr("datasets.load_dataset", lambda *arguments, **_: calls.append(arguments) or PAIRS)
+    monkeypatch.setattr("hf_ctxmodels.data.hub_datasets.require_existing_path", lambda *_: None)
+    source = "nyu-mll/glue:config=mrpc,split=train[:10%]"
+    assert DatasetSource.parse(source) == DatasetSource("nyu-mll/glue", "mrpc", "train[:10%]")
+    assert str(DatasetSource.parse(source)) == source
+    assert len([*read_records(source)]) == 2
+    assert calls == [("nyu-mll/glue", "mrpc")]
+    assert (source_name(source), source_name("demo"), source_name("a/b.csv")) == ("nyu-mll/glue", "demo", "b.csv")
+    assert with_default_split("nyu-mll/glue:config=mrpc", "test") == "nyu-mll/glue:config=mrpc,split=test"
+    for unchanged in (source, "demo", "a.csv", "hf://datasets/a/b.parquet", f"{tmp_path}/none"):
+        assert with_default_split(unchanged, "test") == unchanged
+    with pytest.raises(CtxError, match="Unknown option 'name'"):
+        split_dataset_options("nyu-mll/glue:split=train,name=mrpc")
+    directory = f"{save(PAIRS, tmp_path, 'directory')}:split=train"
+    assert is_dataset(directory)
+    assert describe_content(directory).startswith(f"{tmp_path.name} (")
+    assert describe_content(directory).endswith("):split=train")
+
+
+def test_validation_split_of_a_dataset(tmp_path):
+    DatasetDict({"train": PAIRS, "validation": PAIRS.select([0]), "test": UNLABELED}).save_to_disk(tmp_path)
+    task = TASKS["sequence-classification"](TaskArguments(text_columns="sentence1,sentence2"))
+    training, validation = task.read_splits([str(tmp_path), f"{tmp_path}:split=validation"], str(tmp_path))
+    assert (len(training), len(validation)) == (3, 1)
+
+
+def test_directory_of_text_tables_is_refused(tmp_path):
+    """`datasets` interprets quotes in .tsv files."""
+    (tmp_path / "train.tsv").write_text('text\tlabel\n"a\t1\n')
+    with pytest.raises(CtxError, match=r"has tables in text files(.|\n)*pass .*train\.tsv"):
+        read_table(tmp_path, ["text", "label"])
+
+
+def test_damaged_parquet_file(tmp_path):
+    path = save(PAIRS, tmp_path, "file")
+    content = (tmp_path / "data.parquet").read_bytes()
+    (tmp_path / "data.parquet").write_bytes(content[:-20])
+    with pytest.raises(CtxError, match=r"Parquet file is damaged(.|\n)*data\.parquet"):
+        read_table(path, ["label"])
