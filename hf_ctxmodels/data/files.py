@@ -61,9 +61,10 @@ def file_suffix(path: str | Path) -> str:
     return PurePosixPath(file_name(path).removesuffix(compression_suffix(path))).suffix.lower()
 
 
-def split_dataset_options(source: str) -> tuple[str, dict[str, str]]:
+def split_dataset_options(source: str | Path) -> tuple[str, dict[str, str]]:
     """The name of a dataset `NAME[:config=NAME,split=NAME]`, and its options; a source without options, or a file or
     directory of this name, is unchanged. Raises CtxError for another option."""
+    source = str(source)
     match = re.fullmatch(r"(.+?):((?:config|split)=.*)", source)
     if match is None or os.path.exists(local_path(source)):
         return source, {}

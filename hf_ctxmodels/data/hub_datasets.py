@@ -36,7 +36,8 @@ class DatasetSource:
     def parse(cls, source: str) -> "DatasetSource":
         """The parts of `NAME[:config=NAME,split=NAME]`; the split is `train` by default."""
         name, options = split_dataset_options(source)
-        return cls(local_path(name), **options)
+        is_expanded = name.startswith(("~", "file://"))  # "./name" is a path, but "name" a Hub id
+        return cls(local_path(name) if is_expanded else name, **options)
 
     def __str__(self) -> str:
         options = {"config": self.config} if self.config else {}
