@@ -51,6 +51,21 @@ def read_records(source: str | Path, label_names: bool = True) -> Iterator[tuple
         yield nested | record, location
 
 
+def class_names(source: str | Path, column: str) -> list[str]:
+    """The names of the classes of a column, in the order of their numbers, if a Parquet file or a dataset has them
+    (`datasets.ClassLabel`); else empty. Raises CtxError if the source is missing or damaged."""
+    import datasets
+
+    if file_suffix(source) == ".parquet":
+        with parquet_errors(str(source)):
+            features = datasets.Features.from_arrow_schema(open_parquet(str(source)).schema_arrow)
+    elif is_dataset(str(source)):
+        features = DatasetSource.parse(str(source)).load().features or datasets.Features()
+    else:
+        return []
+    return _class_names(features.get(column))
+
+
 def _dataset_records(source: DatasetSource, label_names: bool) -> Iterator[tuple[Record, object]]:
     tables = [file for file in local_files(source.name) if file_suffix(file) in (".csv", ".tsv")]
     if tables:  # `datasets` interprets quotes in .tsv files
@@ -74,10 +89,10 @@ def _parquet_records(path: str, label_names: bool) -> Iterator[tuple[Record, obj
 
 def _label_decoder(features: "Mapping[str, datasets.features.features.FeatureType]") -> Callable[[Record], Record]:
     """A function that replaces the class numbers of a record by names."""
-    names = {column: class_names for column, feature in features.items() if (class_names := _class_names(feature))}
+    names = {column: _class_names(feature) for column, feature in features.items()}
 
     def decode(record: Record) -> Record:
-        return record | {column: _name_classes(record[column], names[column]) for column in names}
+        return {column: _name_classes(value, names[column]) for column, value in record.items()}
 
     return decode
 
@@ -90,6 +105,8 @@ def _class_names(feature: Any) -> list[str]:
 
 
 def _name_classes(value: Any, names: list[str]) -> Any:
+    if not names:
+        return value
     if isinstance(value, list):
         return [_name_classes(item, names) for item in value]
     return names[value] if isinstance(value, int) and value >= 0 else value

@@ -5,6 +5,7 @@ import json
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
+from hf_ctxmodels import CtxBertConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import describe_content, split_dataset_options
 from hf_ctxmodels.data.hub_datasets import DatasetSource, is_dataset, source_name, with_default_split
@@ -71,6 +72,9 @@ def test_tasks_read_datasets(tmp_path, layout):
         (("A b.", "A b!"), "equivalent"),
         (("C d.", "E f."), "not_equivalent"),
     ]
+    task, config = TASKS["sequence-classification"](TaskArguments(text_columns="sentence1,sentence2")), CtxBertConfig()
+    task.configure(config, task.read(str(folders[0] / "data.parquet" if layout == "file" else folders[0]), "train"), [])
+    assert config.id2label == {0: "not_equivalent", 1: "equivalent"}, "not in the order of the classes"
     sentences = read("token-classification", save(ENTITIES, folders[1], layout), label_column="ner_tags")
     assert [(sentence.words, sentence.tags) for sentence in sentences] == [
         (["Anna", "saw", "Bonn"], ["B-PER", "O", "B-LOC"]),

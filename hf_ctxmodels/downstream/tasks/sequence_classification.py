@@ -14,6 +14,7 @@ from transformers import DataCollatorForMultipleChoice, PreTrainedConfig, PreTra
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.demo_corpus import demo_file
+from hf_ctxmodels.data.record_files import class_names
 from hf_ctxmodels.data.table_files import Row, parse_number, read_table, read_texts, require_labels
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import (
@@ -150,6 +151,13 @@ class SequenceClassification(_SequenceTask, LabeledTask[SequenceExample]):
 
     name = "sequence-classification"
     has_unlabeled_loss = True
+    class_names: Sequence[str] = ()
+    """Names of the classes in the order of their numbers, of the first dataset that has them."""
+
+    def read_file(self, file: str) -> list[SequenceExample]:
+        """Read the examples of a file."""
+        self.class_names = self.class_names or class_names(file, self.arguments.label_column or "label")
+        return super().read_file(file)
 
     def _parse_label(self, value: Any, location: str) -> str:
         return parse_label(value, location)
@@ -169,10 +177,11 @@ class SequenceClassification(_SequenceTask, LabeledTask[SequenceExample]):
         return self.labels[0]
 
     def configure(self, config: PreTrainedConfig, train: Examples, validation: Examples) -> None:
-        """Set the labels from the training examples, and the fields for two texts."""
+        """Set the labels from the training examples, and the fields for two texts. Labels are in the order of a
+        dataset's classes, otherwise integers by value and other labels by name."""
         self._set_pair_fields(config, train)
         labels = sorted({example.label for example in train})
-        with suppress(ValueError):  # integers by value, other labels by name
+        with suppress(ValueError):
             labels = sorted(labels, key=int)
         if len(labels) < 2:
             raise CtxError(
@@ -180,6 +189,7 @@ class SequenceClassification(_SequenceTask, LabeledTask[SequenceExample]):
                 location="--train_file",
                 hint="add examples of another label, or pass another --label_column.",
             )
+        labels = [*self.class_names] if set(labels) <= set(self.class_names) else labels
         self._set_labels(config, labels, (example.label for example in validation))
         config.problem_type = "single_label_classification"
 
