@@ -18,10 +18,10 @@ from pathlib import Path
 
 from transformers.utils import logging
 
-from hf_ctxmodels.comparison.plan import located_errors, read_plan
-from hf_ctxmodels.comparison.processes import TimeIsUpError, failure_line
+from hf_ctxmodels.comparison.plan import read_plan
+from hf_ctxmodels.comparison.processes import TimeIsUpError
 from hf_ctxmodels.comparison.results import REPORT_FILE, RESULTS_FILE, TABLE_FILE, write_results
-from hf_ctxmodels.comparison.runner import MINUTE, Comparison
+from hf_ctxmodels.comparison.runner import MINUTE, Comparison, collected_errors
 from hf_ctxmodels.core.command_line import parse_arguments, with_first_flag
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.devices import DeviceArguments
@@ -115,20 +115,15 @@ def print_dry_run(comparison: Comparison) -> None:
         name = run.variant.name
         if name in errors:
             continue
-        try:
-            with located_errors(name):
-                size = comparison.size(run.variant)
-                steps = comparison.total_steps(run, size)
-        except CtxError as error:
-            print_status(f"{name} failed: {failure_line(error)}")
-            errors[name] = error
-            continue
-        seconds = steps * size.seconds_per_step
-        total += seconds
-        print(
-            f"{f'{name}, {run.budget}, seed {run.seed}':<28}{size.parameters:>14,}{steps:>12,}"
-            f"{round(steps * size.words_per_step):>16,}{timedelta(seconds=round(seconds))!s:>12}"
-        )
+        with collected_errors(errors, name):
+            size = comparison.size(run.variant)
+            steps = comparison.total_steps(run, size)
+            seconds = steps * size.seconds_per_step
+            total += seconds
+            print(
+                f"{f'{name}, {run.budget}, seed {run.seed}':<28}{size.parameters:>14,}{steps:>12,}"
+                f"{round(steps * size.words_per_step):>16,}{timedelta(seconds=round(seconds))!s:>12}"
+            )
     _raise_first("variants", [*errors.values()])
     num_checkpoints = comparison.plan.checkpoints + 1
     measures = ", ".join(measure.name for measure in comparison.plan.measures)

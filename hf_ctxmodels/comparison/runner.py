@@ -7,6 +7,7 @@ whose file exists is skipped. Several processes can share a directory: the proce
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +35,17 @@ from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
 MINUTE, _SHORT_TIMING = 60.0, 3.0  # seconds
 _WAIT_SECONDS = 2.0
 _COST_FILE = "cost.json"
+
+
+@contextmanager
+def collected_errors(errors: dict[str, CtxError], name: str) -> Iterator[None]:
+    """Print the error of a run or a variant of this name, and add it to `errors` instead of raising it."""
+    try:
+        with located_errors(name):
+            yield
+    except CtxError as error:
+        print_status(f"{name} failed: {failure_line(error)}")
+        errors[name] = error
 
 
 class Record(NamedTuple):
@@ -122,7 +134,7 @@ class Comparison:
         Raises:
             TimeIsUpError: The deadline has passed.
         """
-        pending, errors = self.selected_runs(), list[CtxError]()
+        pending, errors = self.selected_runs(), dict[str, CtxError]()
         number, total = 0, len(pending)
         while pending:
             waiting = []
@@ -132,19 +144,14 @@ class Comparison:
                         waiting.append(run)
                         continue
                     number += 1
-                    try:
-                        with located_errors(run.name):
-                            is_new = self._finish(run, f"[{number}/{total}] {run.name}")
-                        if is_new:
+                    with collected_errors(errors, run.name):
+                        if self._finish(run, f"[{number}/{total}] {run.name}"):
                             on_finished_run()
-                    except CtxError as error:
-                        print_status(f"{run.name} failed: {failure_line(error)}")
-                        errors.append(error)
             pending = waiting
             if pending:
                 self._check_time()
                 time.sleep(_WAIT_SECONDS)
-        return errors
+        return [*errors.values()]
 
     def _check_time(self) -> None:
         if self.deadline is not None and time.monotonic() > self.deadline:
