@@ -226,14 +226,11 @@ def read_plan(file: str | Path, folder: str | Path = ".") -> Plan:
         accelerate=_read_accelerate(root),
     )
     if not 1 <= plan.checkpoints <= 20:
-        raise CtxError(
-            f"Expected 1 to 20 checkpoints, got {plan.checkpoints}.",
-            location=root.location("checkpoints"),
-            hint="change the number.",
-        )
+        message = f"Expected 1 to 20 checkpoints, got {plan.checkpoints}."
+        raise root.error("checkpoints", message, "change the number.")
     if not 0 < plan.validation_fraction < 1:
-        location = root.location("validation_fraction")
-        raise CtxError("The held-out fraction is between 0 and 1.", location=location, hint="use, for example, 0.02.")
+        message = "The held-out fraction is between 0 and 1."
+        raise root.error("validation_fraction", message, "use, for example, 0.02.")
     plan.variants, plan.excluded = _read_variants(root, path)
     plan.contrasts = _read_contrasts(root, [variant.name for variant in plan.variants])
     return plan
@@ -253,11 +250,10 @@ def _read_accelerate(root: YamlMapping) -> dict[str, str] | None:
     if "accelerate" not in root.nodes:
         return None
     flags = root.text("accelerate")
-    location = root.location("accelerate")
     if not isinstance(flags, dict):
-        raise CtxError("accelerate is not a mapping.", location=location, hint="write {config_file: FILE}.")
+        raise root.error("accelerate", "accelerate is not a mapping.", "write {config_file: FILE}.")
     if (file := flags.get("config_file")) is not None and not Path(file).is_file():
-        raise CtxError(f"There is no file {file}.", location=location, hint="correct config_file.")
+        raise root.error("accelerate", f"There is no file {file}.", "correct config_file.")
     return flags
 
 
@@ -265,11 +261,10 @@ def _read_budget(root: YamlMapping) -> dict[str, float]:
     mapping = root.mapping("budget", "the budget", BUDGETS)
     budget = {name: mapping.value(name, float) for name in mapping.nodes}
     if not budget:
-        raise CtxError("The budget is empty.", location=root.location("budget"), hint=f"use {', '.join(BUDGETS)}.")
+        raise root.error("budget", "The budget is empty.", f"use {', '.join(BUDGETS)}.")
     for name, size in budget.items():
         if not 0 < size < float("inf"):
-            location = mapping.location(name, "budget.")
-            raise CtxError(f"The budget of {name} is {size}.", location=location, hint="use a number above 0.")
+            raise mapping.error(name, f"The budget of {name} is {size}.", "use a number above 0.", "budget.")
     return budget
 
 
@@ -277,11 +272,8 @@ def _read_seeds(root: YamlMapping) -> list[int]:
     texts = root.text("seeds") if "seeds" in root.nodes else ["0"]
     seeds = [int(text) for text in texts if str(text).isdecimal()] if isinstance(texts, list) else []
     if not seeds or len(set(seeds)) < len(texts) or max(seeds) > MAX_SEED:
-        raise CtxError(
-            f"Expected different seeds from 0 to {MAX_SEED}, got {texts}.",
-            location=root.location("seeds"),
-            hint="give a list such as [0, 1, 2].",
-        )
+        message = f"Expected different seeds from 0 to {MAX_SEED}, got {texts}."
+        raise root.error("seeds", message, "give a list such as [0, 1, 2].")
     return seeds
 
 
@@ -292,11 +284,9 @@ def _read_variants(root: YamlMapping, path: Path) -> tuple[list[Variant], dict[s
     names = root.text("families") if "families" in root.nodes else []
     for key, value in (("pretraining", shared), ("variants", entries)):
         if not isinstance(value, dict):
-            raise CtxError(f"{key} is not a mapping.", location=root.location(key), hint="write `name: value` lines.")
+            raise root.error(key, f"{key} is not a mapping.", "write `name: value` lines.")
     if isinstance(names, list) and not all(isinstance(name, str) for name in names):
-        raise CtxError(
-            f"Expected a list of families, got {names}.", location=root.location("families"), hint="write [bert, gpt2]."
-        )
+        raise root.error("families", f"Expected a list of families, got {names}.", "write [bert, gpt2].")
     if names == "all":
         names = [name for name in FAMILIES if name not in entries]
         reasons = {name: exclusion_reason(FAMILIES[name]) for name in names}
@@ -326,11 +316,8 @@ def _read_contrasts(root: YamlMapping, variants: Sequence[str]) -> dict[str, tup
     for description in mapping.nodes:
         names = mapping.text(description)
         if not (isinstance(names, list) and len(names) == 2 and set(names) <= set(variants)):
-            raise CtxError(
-                f"Expected a list of two variants, got {names}.",
-                location=mapping.location(description, "contrasts."),
-                hint=f"use two of: {', '.join(variants)}.",
-            )
+            message = f"Expected a list of two variants, got {names}."
+            raise mapping.error(description, message, f"use two of: {', '.join(variants)}.", "contrasts.")
         contrasts[description] = names[0], names[1]
     return contrasts
 
@@ -411,17 +398,14 @@ def _read_measures(root: YamlMapping, folder: Path) -> list[Measure]:
     mapping = root.mapping("measures", "the measures")
     measures = []
     for name in mapping.nodes:
-        entry, location = mapping.text(name), mapping.location(name, "measures.")
+        entry = mapping.text(name)
         if not isinstance(entry, dict) or entry.get("kind") not in MEASURES:
             kind = entry.get("kind", "") if isinstance(entry, dict) else ""
-            raise CtxError(
-                f"The measure {name} has no known kind: {kind!r}.",
-                location=location,
-                hint=f"{did_you_mean(kind, MEASURES)}use `kind:` with one of: {', '.join(MEASURES)}.",
-            )
-        measures.append(_make_measure(name, entry, location, folder))
+            hint = f"{did_you_mean(kind, MEASURES)}use `kind:` with one of: {', '.join(MEASURES)}."
+            raise mapping.error(name, f"The measure {name} has no known kind: {kind!r}.", hint, "measures.")
+        measures.append(_make_measure(name, entry, mapping.location(name, "measures."), folder))
     if not measures:
-        raise CtxError("The plan has no measure.", location=root.location("measures"), hint="add one.")
+        raise root.error("measures", "The plan has no measure.", "add one.")
     return measures
 
 

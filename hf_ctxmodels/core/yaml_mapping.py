@@ -24,33 +24,20 @@ class RepeatedKeyError(yaml.MarkedYAMLError):
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """`SafeLoader` would use the last value of a repeated key."""
-
-    has_typed_keys = True  # `1` and `'1'` are different keys
+    """`SafeLoader` would use the last value of a repeated key; keys are texts, so that `1` and `'1'` are the same."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
-        first_keys: dict[tuple[str | None, str], yaml.ScalarNode] = {}
+        first_keys: dict[str, yaml.ScalarNode] = {}
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            first_key = first_keys.setdefault((key.tag if self.has_typed_keys else None, key.value), key)
+            first_key = first_keys.setdefault(key.value, key)
             if first_key is not key:
                 raise RepeatedKeyError(key, first_key)
         return node
 
 
-class _UniqueTextKeyLoader(_UniqueKeyLoader):
-    """For `YamlMapping`, whose keys are texts."""
-
-    has_typed_keys = False
-
-
-def load_unique_keys(text: str) -> Any:
-    """`yaml.safe_load`, which also raises `RepeatedKeyError`."""
-    return yaml.load(text, Loader=_UniqueKeyLoader)
-
-
 class YamlMapping:
-    """A YAML mapping, whose errors name the file, line and key.
+    """A YAML mapping, whose errors name the file, line and key; merged mappings (`<<`) are part of it.
 
     Args:
         file: For error messages.
@@ -66,17 +53,16 @@ class YamlMapping:
                 location=f"{file}:{node.start_mark.line + 1}",
                 hint="write `key: value`.",
             )
+        yaml.SafeLoader("").flatten_mapping(node)
         self._file, self._lines = file, dict[str, int]()
+        self._description, self._location = description, f"{file}:{node.start_mark.line + 1}"
         self.nodes: dict[str, yaml.Node] = {}
         for key_node, value_node in node.value:
             key, line = key_node.value, key_node.start_mark.line + 1
             self.nodes[key], self._lines[key] = value_node, line
             if keys and key not in keys:
-                raise CtxError(
-                    f"Unknown key {key!r} in {description}.",
-                    location=self.location(key),
-                    hint=f"{did_you_mean(key, keys)}Use one of {', '.join(sorted(keys))}.",
-                )
+                hint = f"{did_you_mean(key, keys)}Use one of {', '.join(sorted(keys))}."
+                raise self.error(key, f"Unknown key {key!r} in {description}.", hint)
 
     @classmethod
     def from_file(cls, file: str | Path, description: str, keys: Collection[str] = ()) -> "YamlMapping":
@@ -87,7 +73,7 @@ class YamlMapping:
             keys: The allowed keys, or empty for any.
         """
         try:
-            root = yaml.compose(read_utf8(file), Loader=_UniqueTextKeyLoader)
+            root = yaml.compose(read_utf8(file), Loader=_UniqueKeyLoader)
         except RepeatedKeyError as error:
             raise CtxError(f"{error.problem}.", location=f"{file}:{error.line}", hint="remove one of them.") from error
         except (yaml.YAMLError, RecursionError) as error:
@@ -102,9 +88,28 @@ class YamlMapping:
         """`file:line, key` of a key."""
         return f"{self._file}:{self._lines[key]}, {prefix}{key}"
 
+    def error(self, key: str, message: str, hint: str, prefix: str = "") -> CtxError:
+        """An error of the value of a key."""
+        return CtxError(message, location=self.location(key, prefix), hint=hint)
+
+    def require(self, *keys: str) -> None:
+        """Raise CtxError if a key is missing."""
+        if missing := [key for key in keys if key not in self.nodes]:
+            message = f"{self._description[:1].upper()}{self._description[1:]} has no {' and no '.join(missing)}."
+            raise CtxError(message, location=self._location, hint="add it.")
+
     def mapping(self, key: str, description: str, keys: Collection[str] = ()) -> "YamlMapping":
         """The value of a key, which must be a mapping; for the arguments see the class."""
-        return YamlMapping(self._file, self.nodes[key], description, keys)
+        mapping = YamlMapping(self._file, self.nodes[key], description, keys)
+        mapping._location = self.location(key)
+        return mapping
+
+    def mappings(self, key: str, description: str, keys: Collection[str] = ()) -> "list[YamlMapping]":
+        """The value of a key, which must be a list of mappings; for the arguments see the class."""
+        node = self.nodes[key]
+        if not isinstance(node, yaml.SequenceNode):
+            raise self.error(key, f"{key} is not a list.", "write `- key: value` entries.")
+        return [YamlMapping(self._file, item, description, keys) for item in node.value]
 
     def value(self, key: str, hint: Any, default: Any = None) -> Any:
         """The value of a key, converted to a type; raises CtxError if it has another type."""
@@ -119,11 +124,7 @@ class YamlMapping:
                 value = float(value)  # YAML reads 1e-4 as a string
         if type(value) not in types and not (value is None and types != {hint}):
             type_names = " or ".join(sorted(type_.__name__ for type_ in types))
-            raise CtxError(
-                f"{key} is {value!r}, expected type {type_names}.",
-                location=self.location(key),
-                hint="write a value of this type.",
-            )
+            raise self.error(key, f"{key} is {value!r}, expected type {type_names}.", "write a value of this type.")
         return value
 
     def text(self, key: str) -> Any:

@@ -9,23 +9,20 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, get_args
 
-import yaml
-
 from hf_ctxmodels.analysis.behavior.perturbations import ORDER, PERTURBATIONS, Texts
-from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import did_you_mean
-from hf_ctxmodels.core.loading import matches_type, read_utf8
-from hf_ctxmodels.core.yaml_mapping import load_unique_keys
+from hf_ctxmodels.core.loading import matches_type
+from hf_ctxmodels.core.yaml_mapping import YamlMapping
 
 Kind = Literal["MFT", "INV", "DIR"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 DEFAULT_CASES = 100
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
-_HINT = "see the file that `hf-ctxmodels recipes` lists under behavioral tests."
 
 
 @dataclass(frozen=True)
@@ -78,158 +75,120 @@ def read_suite(file: str | Path) -> Suite:
     """Read a suite from a YAML file.
 
     Raises:
-        CtxError: The file cannot be read, or a key is unknown, missing or has a wrong value; the location names the
-            file and the path of the key, such as `tests[2].perturbation`.
+        CtxError: The file cannot be read, or a key is unknown, missing or has a wrong value; the message names file,
+            line and key.
     """
-    text = read_utf8(file, hint=_HINT)
-    try:
-        content = load_unique_keys(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise CtxError(f"Not valid YAML: {error}.", location=file, hint=_HINT) from error
-    reader = _Reader(file)
-    root = reader.mapping(content, "", ("lexicons", "tests"))
-    lexicons = reader.value(root, "lexicons", "", dict[str, list], {})
-    for name, entries in lexicons.items():
-        if not entries or not all(isinstance(entry, str | int | float) and entry != "" for entry in entries):
-            reader.fail("Expected a list of words.", f"lexicons.{name}", "write at least one word, in quotes.")
-    suite = Suite([], {name: [str(entry) for entry in entries] for name, entries in lexicons.items()})
-    entries = reader.value(root, "tests", "", list)
-    if not entries:
-        reader.fail("The file has no tests.", "tests", "write at least one test.")
-    for index, entry in enumerate(entries):
-        test = _read_test(reader, entry, f"tests[{index}]", suite.lexicons)
+    root = YamlMapping.from_file(file, "suite", ("lexicons", "tests"))
+    root.require("tests")
+    suite = Suite([], _read_lexicons(root))
+    for entry in root.mappings("tests", "a test", _TEST_KEYS):
+        test = _read_test(entry, suite.lexicons)
         if test.name in (previous.name for previous in suite.tests):
-            reader.fail(f"Two tests have the name {test.name!r}.", f"tests[{index}].name", "use unique names.")
+            raise entry.error("name", f"Two tests have the name {test.name!r}.", "use unique names.")
         suite.tests.append(test)
+    if not suite.tests:
+        raise root.error("tests", "The file has no tests.", "write at least one test.")
     return suite
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Typed access to the content of a file, with errors that name the path of a key."""
-
-    file: str | Path
-
-    def fail(self, message: str, path: str, hint: str = _HINT) -> Any:
-        raise CtxError(message, location=f"{self.file}: {path or 'the whole file'}", hint=hint)
-
-    def mapping(self, value: Any, path: str, keys: Sequence[str]) -> dict[str, Any]:
-        """A mapping with some of these keys."""
-        if not isinstance(value, dict):
-            self.fail(f"Expected a mapping, got {_type_name(value)}.", path, f"write some of: {', '.join(keys)}.")
-        for key in value:
-            if key not in keys:
-                hint = f"{did_you_mean(str(key), keys)}use some of: {', '.join(keys)}."
-                self.fail(f"Unknown key {key!r}.", _join(path, str(key)), hint)
-        return value
-
-    def value(self, mapping: Mapping[str, Any], key: str, path: str, annotation: Any, default: Any = ...) -> Any:
-        """The value of a key, checked against a type; without a default it is required."""
-        if key not in mapping:
-            return self.fail(f"The key {key!r} is missing.", path, "add it.") if default is ... else default
-        value = mapping[key]
-        if not matches_type(value, annotation):
-            expected = getattr(annotation, "__name__", str(annotation)) if isinstance(annotation, type) else annotation
-            self.fail(f"Expected {expected}, got {value!r}.", _join(path, key))
-        return value
+def _read_lexicons(root: YamlMapping) -> dict[str, list[str]]:
+    if "lexicons" not in root.nodes:
+        return {}
+    mapping = root.mapping("lexicons", "the lexicons")
+    lexicons = {name: mapping.text(name) for name in mapping.nodes}
+    for name, entries in lexicons.items():
+        if not entries or not matches_type(entries, list[str]) or not all(entries):
+            raise mapping.error(name, "Expected a list of words.", "write at least one word.", "lexicons.")
+    return lexicons
 
 
-def _type_name(value: Any) -> str:
-    return "nothing" if value is None else type(value).__name__
-
-
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
-
-
-_KEYS = {
-    "MFT": ("label",),
+_REQUIRED_KEYS = {
+    "MFT": ("templates", "label"),
     "INV": ("perturbation",),
-    "DIR": ("perturbation", "label", "change", "tolerance"),
+    "DIR": ("perturbation", "label", "change"),
 }
+_OPTIONAL_KEYS = {"MFT": ("cases",), "INV": ("templates", "cases"), "DIR": ("templates", "cases", "tolerance")}
+_TEST_KEYS = ("name", "capability", "kind", *dict.fromkeys(chain(*_REQUIRED_KEYS.values(), *_OPTIONAL_KEYS.values())))
 
 
-def _read_test(reader: _Reader, entry: Any, path: str, lexicons: Mapping[str, Sequence[str]]) -> BehavioralTest:
-    common = ("name", "capability", "kind", "templates", "cases")
-    mapping = reader.mapping(entry, path, (*common, *dict.fromkeys(key for keys in _KEYS.values() for key in keys)))
-    kind: Kind = reader.value(mapping, "kind", path, str)
+def _read_test(entry: YamlMapping, lexicons: Mapping[str, Sequence[str]]) -> BehavioralTest:
+    entry.require("name", "capability", "kind")
+    kind: Kind = entry.value("kind", str)
     if kind not in KINDS:
-        reader.fail(f"Unknown kind {kind!r}.", f"{path}.kind", f"use one of: {', '.join(KINDS)}.")
-    reader.mapping(mapping, path, (*common, *_KEYS[kind]))
+        raise entry.error("kind", f"Unknown kind {kind!r}.", f"use one of: {', '.join(KINDS)}.")
+    entry.require(*_REQUIRED_KEYS[kind])
+    for key in entry.nodes:
+        if key not in ("name", "capability", "kind", *_REQUIRED_KEYS[kind], *_OPTIONAL_KEYS[kind]):
+            raise entry.error(key, f"A test of the kind {kind} does not read {key}.", "remove the line.")
     labels: tuple[str, ...] = ()
-    if "label" in _KEYS[kind]:
-        label = reader.value(mapping, "label", path, str | int | list)
-        labels = tuple(map(str, label)) if isinstance(label, list) else (str(label),)
-        if not labels or (kind == "DIR" and len(labels) > 1):
-            reader.fail("Expected a label.", f"{path}.label", "write one label.")
-    change, tolerance = None, 0.0
-    if kind == "DIR":
-        change = reader.value(mapping, "change", path, str)
-        tolerance = reader.value(mapping, "tolerance", path, float, 0.0)
-        if change not in ("increase", "decrease"):
-            reader.fail(f"Unknown change {change!r}.", f"{path}.change", "use increase or decrease.")
-        if not 0 <= tolerance <= 1:
-            reader.fail(f"tolerance={tolerance} is out of range.", f"{path}.tolerance", "use a value from 0 to 1.")
-    cases = reader.value(mapping, "cases", path, int, DEFAULT_CASES)
+    if "label" in entry.nodes:
+        label = entry.text("label")
+        labels = tuple(label) if matches_type(label, list[str]) else (label,)
+        if not labels or not all(isinstance(text, str) for text in labels) or (kind == "DIR" and len(labels) > 1):
+            raise entry.error("label", "Expected a label.", "write one label.")
+    change, tolerance = entry.value("change", str), entry.value("tolerance", float, 0.0)
+    if change not in ("increase", "decrease", None):
+        raise entry.error("change", f"Unknown change {change!r}.", "use increase or decrease.")
+    if not 0 <= tolerance <= 1:
+        raise entry.error("tolerance", f"tolerance={tolerance} is out of range.", "use a value from 0 to 1.")
+    cases = entry.value("cases", int, DEFAULT_CASES)
     if cases < 1:
-        reader.fail(f"cases={cases} is out of range.", f"{path}.cases", "use a value that is at least 1.")
+        raise entry.error("cases", f"cases={cases} is out of range.", "use a value that is at least 1.")
     return BehavioralTest(
-        name=reader.value(mapping, "name", path, str),
-        capability=reader.value(mapping, "capability", path, str),
+        name=entry.value("name", str),
+        capability=entry.value("capability", str),
         kind=kind,
-        templates=_read_templates(reader, mapping, path, lexicons, kind),
+        templates=_read_templates(entry, lexicons) if "templates" in entry.nodes else (),
         labels=labels,
-        perturbation=None if kind == "MFT" else _read_perturbation(reader, mapping, path),
+        perturbation=_read_perturbation(entry) if "perturbation" in entry.nodes else None,
         change=change,
         tolerance=tolerance,
         cases=cases,
     )
 
 
-def _read_templates(
-    reader: _Reader, mapping: Mapping[str, Any], path: str, lexicons: Mapping[str, Sequence[str]], kind: Kind
-) -> tuple[Texts, ...]:
-    """Templates of a test; without the key none, which only tests without an expected label may do."""
-    values = reader.value(mapping, "templates", path, list, ... if kind == "MFT" else None)
-    if values is None:
-        return ()
+def _read_templates(entry: YamlMapping, lexicons: Mapping[str, Sequence[str]]) -> tuple[Texts, ...]:
+    values = entry.text("templates")
+    if not values or not isinstance(values, list):
+        raise entry.error("templates", f"Expected a list of templates, got {values!r}.", "write at least one template.")
     templates: list[Texts] = []
-    for index, value in enumerate(values):
-        item_path = f"{path}.templates[{index}]"
-        texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else ()
+    for value in values:
+        texts = tuple(value) if isinstance(value, list) else (value,)
         if len(texts) not in (1, 2) or not all(isinstance(text, str) and text.strip() for text in texts):
-            reader.fail(f"Expected a text or a pair of texts, got {value!r}.", item_path, "write it in quotes.")
+            raise entry.error("templates", f"Expected a text or a pair of texts, got {value!r}.", "write it in quotes.")
         for name in _placeholders(texts):
             if _lexicon_name(name, lexicons) is None:
                 hint = f"{did_you_mean(name, lexicons)}use one of: {', '.join(lexicons) or 'none; add lexicons'}."
-                reader.fail(f"There is no lexicon {name!r}.", item_path, hint)
+                raise entry.error("templates", f"There is no lexicon {name!r}.", hint)
         templates.append(texts)
-    if not templates:
-        reader.fail("The list is empty.", f"{path}.templates", "write at least one template.")
     return tuple(templates)
 
 
-def _read_perturbation(reader: _Reader, mapping: Mapping[str, Any], path: str) -> tuple[str, Any]:
+def _read_perturbation(entry: YamlMapping) -> tuple[str, Any]:
     """Name and value of a perturbation: a name, or a mapping of one name to a value."""
-    perturbations, item_path = {**PERTURBATIONS, ORDER: (None, None, None)}, f"{path}.perturbation"
-    entry = reader.value(mapping, "perturbation", path, str | dict)
-    if isinstance(entry, str):
-        if entry not in perturbations:
-            hint = f"{did_you_mean(entry, perturbations)}use one of: {', '.join(perturbations)}."
-            reader.fail(f"Unknown perturbation {entry!r}.", item_path, hint)
-        _, annotation, default = perturbations[entry]
+    perturbations = {**PERTURBATIONS, ORDER: (None, None, None)}
+    if isinstance(name := entry.text("perturbation"), str):
+        if name not in perturbations:
+            hint = f"{did_you_mean(name, perturbations)}use one of: {', '.join(perturbations)}."
+            raise entry.error("perturbation", f"Unknown perturbation {name!r}.", hint)
+        _, annotation, default = perturbations[name]
         if annotation is not None and default is None:
-            reader.fail(f"The perturbation {entry} needs a value.", item_path, f"write perturbation: {{{entry}: ...}}.")
-        return entry, default
-    if len(reader.mapping(entry, item_path, list(perturbations))) != 1:
-        reader.fail(f"Expected one perturbation, got {len(entry)}.", item_path, "write a test for each of them.")
-    (name,) = entry
+            hint = f"write perturbation: {{{name}: ...}}."
+            raise entry.error("perturbation", f"The perturbation {name} needs a value.", hint)
+        return name, default
+    mapping = entry.mapping("perturbation", "the perturbation", list(perturbations))
+    if len(mapping.nodes) != 1:
+        message = f"Expected one perturbation, got {len(mapping.nodes)}."
+        raise entry.error("perturbation", message, "write a test for each of them.")
+    (name,) = mapping.nodes
     _, annotation, _ = perturbations[name]
     if annotation is None:
-        reader.fail(f"The perturbation {name} has no value.", item_path, f"write perturbation: {name}.")
-    value = reader.value(entry, name, item_path, annotation)
-    if not value or (isinstance(value, int) and value < 1):
-        reader.fail(f"Expected at least one, got {value!r}.", f"{item_path}.{name}", "write a value.")
+        message = f"The perturbation {name} has no value."
+        raise entry.error("perturbation", message, f"write perturbation: {name}.")
+    value = mapping.value(name, int) if annotation is int else mapping.text(name)
+    if not matches_type(value, annotation) or not value or (isinstance(value, int) and value < 1):
+        message = f"Expected at least one value of {annotation}, got {value!r}."
+        raise mapping.error(name, message, "write a value.", "perturbation.")
     return name, value
 
 

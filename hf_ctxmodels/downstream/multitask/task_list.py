@@ -112,54 +112,38 @@ def read_task_list(
     has_temperature = "temperature" in entries.nodes
     sampling = entries.value("sampling", str, "temperature" if has_temperature else "proportional")
     if sampling not in SAMPLINGS or (sampling == "temperature") != has_temperature:
-        raise CtxError(
+        raise entries.error(
+            "sampling" if "sampling" in entries.nodes else "temperature",
             f"sampling is {sampling!r}" + (" with a temperature." if has_temperature else "."),
-            location=entries.location("sampling" if "sampling" in entries.nodes else "temperature"),
-            hint=f"use one of {', '.join(SAMPLINGS)}; `temperature: 2` is valid only with sampling: temperature.",
+            f"use one of {', '.join(SAMPLINGS)}; `temperature: 2` is valid only with sampling: temperature.",
         )
     temperature = entries.value("temperature", float, 1.0)
     if not temperature > 0:
-        raise CtxError(
-            f"temperature is {temperature}, expected a value above 0.",
-            location=entries.location("temperature"),
-            hint="use 2, for example.",
-        )
+        message = f"temperature is {temperature}, expected a value above 0."
+        raise entries.error("temperature", message, "use 2, for example.")
     return TaskList(tuple(listed), sampling, temperature)
 
 
 def _parse_task(entry: YamlMapping, name: str, location: str, defaults: TaskArguments, folder: Path) -> ListedTask:
-    if missing := [key for key in ("kind", "train_file", "validation_file") if key not in entry.nodes]:
-        raise CtxError(f"The task {name} has no {' and no '.join(missing)}.", location=location, hint="add it.")
+    entry.require("kind", "train_file", "validation_file")
     hints = get_type_hints(ListedTask) | get_type_hints(TaskArguments)
     values = {key: entry.value(key, hints[key]) for key in entry.nodes}
     if values["kind"] not in KINDS:
-        raise CtxError(
-            f"The task {name} has the unknown kind {values['kind']!r}.",
-            location=entry.location("kind"),
-            hint=f"use one of {', '.join(KINDS)}.",
-        )
+        message = f"The task {name} has the unknown kind {values['kind']!r}."
+        raise entry.error("kind", message, f"use one of {', '.join(KINDS)}.")
     for key, maximum in (("weight", math.inf), ("head_dropout", 1), ("answer_steps", 100), ("answer_dropout", 1)):
         value = values.get(key)
         if value is not None and not (0 <= value <= maximum and (value or key != "weight")):
-            raise CtxError(
-                f"{key} is {value}, expected {'above 0' if key == 'weight' else f'0 to {maximum}'}.",
-                location=entry.location(key),
-                hint="correct the value.",
-            )
+            message = f"{key} is {value}, expected {'above 0' if key == 'weight' else f'0 to {maximum}'}."
+            raise entry.error(key, message, "correct the value.")
     for key in ("train_file", "validation_file"):
         if values[key] != "demo" and not is_url(values[key]) and not split_dataset_options(values[key])[1]:
             values[key] = str(folder / local_path(values[key]))
             if not Path(values[key]).is_file():
-                raise CtxError(
-                    f"The task {name} has no such file: {values[key]}.",
-                    location=entry.location(key),
-                    hint="correct the path, or pass its base directory as --tasks_folder.",
-                )
+                message = f"The task {name} has no such file: {values[key]}."
+                raise entry.error(key, message, "correct the path, or pass its base directory as --tasks_folder.")
     columns = {key: values.pop(key) for key in entry.nodes if key in _COLUMNS}
     if unused := [key for key in columns if key not in TASKS[values["kind"]].argument_names]:
-        raise CtxError(
-            f"A task of the kind {values['kind']} does not read {unused[0]}.",
-            location=entry.location(unused[0]),
-            hint="remove the line.",
-        )
+        message = f"A task of the kind {values['kind']} does not read {unused[0]}."
+        raise entry.error(unused[0], message, "remove the line.")
     return ListedTask(name=name, location=location, arguments=replace(defaults, **columns), **values)

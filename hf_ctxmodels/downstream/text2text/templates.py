@@ -537,15 +537,11 @@ def parse_entry(task_entry: TaskEntry) -> TextTask:
     entry, name, location, folder = task_entry.keys, task_entry.name, task_entry.location, task_entry.folder
 
     def fail(key: str, expected: str) -> CtxError:
-        return CtxError(
-            f"The task {name}: {key} is {str(values[key])[:80]!r}, expected {expected}.",
-            location=entry.location(key),
-            hint="correct it; see the example in the documentation of tasks as text.",
-        )
+        message = f"The task {name}: {key} is {str(values[key])[:80]!r}, expected {expected}."
+        return entry.error(key, message, "correct it; see the example in the documentation of tasks as text.")
 
     values: dict[str, Any] = {key: entry.text(key) for key in entry.nodes}
-    if missing := [key for key in ("input", "target") if key not in values]:
-        raise CtxError(f"The task {name} has no {' and no '.join(missing)}.", location=location, hint="add it.")
+    entry.require("input", "target")
     for key, value in values.items():
         if key in ("file", "train_filter", "metrics"):
             continue

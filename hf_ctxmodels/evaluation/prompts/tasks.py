@@ -274,11 +274,8 @@ def _option(entry: YamlMapping, key: str) -> Any:
         return entry.value(key, str)
     value = entry.text(key)
     if not isinstance(value, dict) or not all(isinstance(texts, dict) for texts in value.values()):
-        raise CtxError(
-            f"replace is {str(value)[:80]!r}, expected a mapping for each field.",
-            location=entry.location(key),
-            hint="write replace: {FIELD: {VALUE: REPLACEMENT}}.",
-        )
+        message = f"replace is {str(value)[:80]!r}, expected a mapping for each field."
+        raise entry.error(key, message, "write replace: {FIELD: {VALUE: REPLACEMENT}}.")
     return value
 
 
