@@ -34,7 +34,7 @@ from hf_ctxmodels.analysis.annotated_corpora import (
 )
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import read_conll
-from hf_ctxmodels.data.treebanks import TreebankSentence, read_treebank
+from hf_ctxmodels.data.treebanks import TreebankSentence, is_treebank, read_treebank
 
 SPLITS = ("train", "dev", "test")
 
@@ -182,7 +182,7 @@ def tag_examples(file: str | Path) -> ExampleSet:
 
 def entity_examples(file: str | Path) -> ExampleSet:
     """Types of the entities or chunks in BIO columns, or of the mentions in a CoNLL-U file (GUM)."""
-    if ".conllu" not in Path(file).name:
+    if not is_treebank(file):
         return span_examples(read_bio_spans(file))
     sentences = read_treebank(file)
     examples = [

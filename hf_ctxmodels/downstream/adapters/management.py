@@ -32,7 +32,7 @@ from hf_ctxmodels.downstream.adapters.insertion import (
     match_module,
     remove_all_adapters,
 )
-from hf_ctxmodels.downstream.adapters.modules import AdapterFusion, StackItem
+from hf_ctxmodels.downstream.adapters.modules import AdapterFusion, StackItem, adapter_names
 from hf_ctxmodels.layers.cpu.linear import is_plain_linear
 
 _TRAINING_CHECKPOINT = re.compile(r"checkpoint-\d+(\.writing)?")  # Trainer and the training loop resume from these
@@ -212,13 +212,13 @@ def set_active_adapters(model: PreTrainedModel, stack: AdapterStack) -> None:
     items = [stack] if isinstance(stack, str) else list(stack or [])
     active: tuple[StackItem, ...] = tuple(item if isinstance(item, str) else tuple(item) for item in items)
     for item in active:
-        adapter_set.check_names([item] if isinstance(item, str) else item)
+        adapter_set.check_names(adapter_names(item))
         if not isinstance(item, str) and ",".join(item) not in adapter_set.fusions:
             raise CtxError(
                 f"The model has no fusion of {_join(item)}.",
                 hint=f"call add_fusion first; the model has {_join(adapter_set.fusions)}.",
             )
-    names = [name for item in active for name in ([item] if isinstance(item, str) else item)]
+    names = adapter_names(*active)
     if len(set(names)) < len(names):
         raise CtxError(f"An adapter occurs twice in {names}.", hint="name each adapter once.")
     misplaced = [name for name in names[1:] if adapter_set.configs[name].inv_adapter]
@@ -264,9 +264,7 @@ def delete_adapter(model: PreTrainedModel, name: str) -> None:
     adapter_set = get_adapter_set(model)
     adapter_set.check_names([name])
     fusions = [fusion for fusion in adapter_set.fusions if name in fusion.split(",")]
-    adapter_set.active = tuple(
-        item for item in adapter_set.active if name not in ([item] if isinstance(item, str) else item)
-    )
+    adapter_set.active = tuple(item for item in adapter_set.active if name not in adapter_names(item))
     adapter_set.activate()
     del adapter_set.configs[name]
     for fusion in fusions:

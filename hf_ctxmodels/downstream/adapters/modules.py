@@ -17,6 +17,12 @@ from hf_ctxmodels.layers.cpu.linear import linear
 StackItem = str | tuple[str, ...]
 """One adapter, or the names of fused adapters."""
 
+
+def adapter_names(*items: StackItem) -> list[str]:
+    """The names of the adapters and fused adapters of a stack."""
+    return [name for item in items for name in ([item] if isinstance(item, str) else item)]
+
+
 _ACTIVATIONS = {"identity": "linear", "leakyrelu": "leaky_relu"}  # AdapterHub's name -> transformers' name
 
 
@@ -151,8 +157,7 @@ class SublayerAdapters(nn.Module):
     def forward(self, hidden_states: Tensor, output: Tensor, norm: nn.Module | None, layer_index: int) -> Tensor:
         """The adapted output of the sub-layer; arguments as in `ResidualSum`."""
         for item in self.active:
-            names = [item] if isinstance(item, str) else item
-            adapters = self.adapters_at(names, layer_index)
+            adapters = self.adapters_at(adapter_names(item), layer_index)
             if not adapters:
                 continue
             bottleneck_input, residual = adapters[-1].input_and_residual(hidden_states, output, norm)
@@ -180,8 +185,7 @@ class SublayerAdapters(nn.Module):
 
     def _skip_residual_sum(self, module: nn.Module, arguments: tuple[Any, ...], total: Tensor) -> Tensor:
         """The adapted output itself if the last adapter has `original_ln_after=False`, else the sum."""
-        names = [name for item in self.active for name in ([item] if isinstance(item, str) else item)]
-        adapters = self.adapters_at(names, arguments[3])
+        adapters = self.adapters_at(adapter_names(*self.active), arguments[3])
         return total if not adapters or adapters[-1].config.original_ln_after else arguments[1]
 
 

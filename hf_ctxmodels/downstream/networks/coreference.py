@@ -19,7 +19,6 @@ from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.downstream.networks.modeling import CtxTaskNetworkHeadModel
 from hf_ctxmodels.heads.base import ItemCounts, check_target_shape, mean_over_targets, validate_targets
 from hf_ctxmodels.layers.cpu.dropout import Dropout
-from hf_ctxmodels.layers.pooling import build_token_mask
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences, run_bidirectional
 from hf_ctxmodels.layers.recurrent.rnn import bidirectional_lstms
 
@@ -349,11 +348,8 @@ class CtxTaskNetworkForCoreference(CtxTaskNetworkHeadModel):
     """Finds the coreferent spans of texts."""
 
     networks = {"coreference": (CoreferenceNetwork, CoreferenceOptions)}
+    has_labels = False
     loss_targets = ("labels",)
-
-    def make_network(self, network_class: Any, options: Any, **sizes: int) -> nn.Module:
-        """Create the network."""
-        return network_class(self.config.feature_size, options, **sizes)
 
     @can_return_tuple
     def forward(
@@ -373,9 +369,8 @@ class CtxTaskNetworkForCoreference(CtxTaskNetworkHeadModel):
             sentence_ids: (batch, words) number of the sentence of each word, see `CoreferenceNetwork`.
             labels: (batch, words, max_span_width) clusters of mentions, see `CoreferenceNetwork`.
         """
-        outputs = self.encode(attention_mask=attention_mask, input_ids=input_ids, inputs_embeds=inputs_embeds, **kwargs)
-        vectors = outputs.last_hidden_state
-        is_word = build_token_mask(vectors, attention_mask)
+        inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds}
+        outputs, vectors, is_word = self.embed_words(attention_mask, **inputs, **kwargs)
         labels = None if labels is None else validate_targets(labels, "labels")
         output = self.network(vectors, is_word, sentence_ids, labels, num_items_in_batch)
         if labels is not None:

@@ -183,10 +183,12 @@ class CtxTaskNetworkHeadModel(heads.HeadModel, CtxTaskNetworkPreTrainedModel):
 
     Attributes:
         networks: Name of a network -> its class and the class of its options; the first is the default.
+        has_labels: Whether the number of labels is an argument of the networks.
     """
 
     encoder_class = CtxTaskNetworkModel
     networks: ClassVar[Mapping[str, tuple[type[nn.Module], type]]]
+    has_labels: ClassVar[bool] = True
 
     def build_head(self, config: CtxTaskNetworkConfig) -> None:
         """Create the network."""
@@ -220,7 +222,14 @@ class CtxTaskNetworkHeadModel(heads.HeadModel, CtxTaskNetworkPreTrainedModel):
 
     def make_network(self, network_class: Any, options: Any, **sizes: int) -> nn.Module:
         """Create a network with its options; with `config.output_features`, `sizes` is the `output_size`."""
-        return network_class(self.config.feature_size, self.config.num_labels, options, **sizes)
+        num_labels = (self.config.num_labels,) if self.has_labels else ()
+        return network_class(self.config.feature_size, *num_labels, options, **sizes)
+
+    def embed_words(self, attention_mask: Tensor | None, **inputs: Any) -> tuple[BaseModelOutput, Tensor, Tensor]:
+        """The output of the encoder, its (batch, words, width) vectors, and a (batch, words) bool mask of the words."""
+        outputs = self.encode(attention_mask=attention_mask, **inputs)
+        vectors = outputs.last_hidden_state
+        return outputs, vectors, build_token_mask(vectors, attention_mask)
 
     def penalty(self) -> Tensor | None:
         """The weighted L2 penalty of the layer mixes, `config.mix_decay`, and other regularization terms."""
@@ -269,9 +278,7 @@ class CtxTaskNetworkForSequenceClassification(CtxTaskNetworkHeadModel):
             labels: As in `heads.ForSequenceClassification`.
         """
         inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
-        outputs = self.encode(attention_mask=attention_mask, **inputs, **kwargs)
-        vectors = outputs.last_hidden_state
-        is_word = build_token_mask(vectors, attention_mask)
+        outputs, vectors, is_word = self.embed_words(attention_mask, **inputs, **kwargs)
         is_second = None if token_type_ids is None else _second_text(is_word, token_type_ids)
         logits = self.network(vectors, is_word, is_second, **self.output_vectors(vectors))
         loss = None
@@ -317,11 +324,10 @@ class CtxTaskNetworkForTokenClassification(CtxTaskNetworkHeadModel):
         if self.network.predicate_embeddings is not None:
             is_predicate, token_type_ids = token_type_ids, None
         inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
-        outputs = self.encode(attention_mask=attention_mask, **inputs, **kwargs)
-        vectors = outputs.last_hidden_state
+        outputs, vectors, is_word = self.embed_words(attention_mask, **inputs, **kwargs)
         loss, logits = self.network(
             vectors,
-            build_token_mask(vectors, attention_mask),
+            is_word,
             labels,
             num_items=num_items_in_batch,
             is_predicate=is_predicate,
@@ -340,12 +346,9 @@ class CtxTaskNetworkForQuestionAnswering(CtxTaskNetworkHeadModel):
     """
 
     networks = {"bidaf": (AnswerSpanNetwork, AnswerSpanOptions)}
+    has_labels = False
     loss_targets = ("start_positions", "end_positions")
     accepts_loss_kwargs = False
-
-    def make_network(self, network_class: Any, options: Any, **sizes: int) -> nn.Module:
-        """Create the network."""
-        return network_class(self.config.feature_size, options, **sizes)
 
     @can_return_tuple
     def forward(
@@ -377,9 +380,7 @@ class CtxTaskNetworkForQuestionAnswering(CtxTaskNetworkHeadModel):
                 hint="pass token_type_ids.",
             )
         inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
-        outputs = self.encode(attention_mask=attention_mask, **inputs, **kwargs)
-        vectors = outputs.last_hidden_state
-        is_word = build_token_mask(vectors, attention_mask)
+        outputs, vectors, is_word = self.embed_words(attention_mask, **inputs, **kwargs)
         is_context = _second_text(is_word, token_type_ids)
         scores = self.network(vectors, is_word, is_context, **self.output_vectors(vectors))
         logits = [scores.start_logits, scores.end_logits]

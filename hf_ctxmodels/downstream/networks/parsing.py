@@ -13,7 +13,6 @@ from hf_ctxmodels.heads.base import ItemCounts, validate_targets
 from hf_ctxmodels.heads.dependency_parsing import DependencyParsingOutput, best_relations, edge_labels, edge_loss
 from hf_ctxmodels.layers.biaffine import BiaffineScorer
 from hf_ctxmodels.layers.cpu.dropout import Dropout
-from hf_ctxmodels.layers.pooling import build_token_mask
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences, run_bidirectional
 from hf_ctxmodels.layers.recurrent.rnn import bidirectional_lstms
 
@@ -87,9 +86,9 @@ class CtxTaskNetworkForDependencyParsing(CtxTaskNetworkHeadModel):
             labels: (batch, words) relations of words to their heads; -100 is ignored.
             heads: (batch, words) columns of the heads, -1 for the root; ignored where `labels` is -100.
         """
-        outputs = self.encode(attention_mask=attention_mask, input_ids=input_ids, inputs_embeds=inputs_embeds, **kwargs)
-        vectors = outputs.last_hidden_state
-        logits = self.network(vectors, build_token_mask(vectors, attention_mask))
+        inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds}
+        outputs, vectors, is_word = self.embed_words(attention_mask, **inputs, **kwargs)
+        logits = self.network(vectors, is_word)
         loss = None
         if labels is not None:
             labels = validate_targets(labels, "labels", vectors.shape[:2])

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
+import torch
 from accelerate import PartialState
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -115,14 +116,17 @@ class FeatureCollator:
 
 @dataclass(frozen=True)
 class WordCollator:
-    """Pads texts and further columns with a value, or an array, for each token or word.
+    """Pads texts and additional columns with a value, or an array, for each token or word.
 
     Args:
         word_columns: Name of a column -> value at padding.
+        position_columns: Names of columns whose values are positions of tokens, or negative for none; they are shifted
+            by padding on the left.
     """
 
     tokenizer: PreTrainedTokenizerBase
     word_columns: Mapping[str, int]
+    position_columns: tuple[str, ...] = ()
 
     def __call__(self, features: list[Feature]) -> dict[str, Any]:
         """A padded batch of arguments of the head's forward."""
@@ -134,6 +138,12 @@ class WordCollator:
         padder = RowPadder([len(feature["input_ids"]) for feature in features], self.tokenizer.padding_side)
         for name, padding in self.word_columns.items():
             batch[name] = padder.pad([np.asarray(feature[name]) for feature in features], padding)
+        if self.tokenizer.padding_side == "left":
+            num_padding = (batch["attention_mask"] == 0).sum(1)
+            for name in batch.keys() & self.position_columns:
+                positions = batch[name]
+                shift = num_padding.view(-1, *[1] * (positions.dim() - 1))
+                batch[name] = torch.where(positions < 0, positions, positions + shift)
         return batch
 
 

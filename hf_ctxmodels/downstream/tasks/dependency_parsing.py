@@ -6,7 +6,6 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX, ROOT_HEAD
@@ -15,7 +14,6 @@ from hf_ctxmodels.data.treebanks import is_treebank, read_treebank
 from hf_ctxmodels.downstream.tasks.base import (
     Collator,
     Encoded,
-    Feature,
     LabeledTask,
     Logits,
     WordCollator,
@@ -45,21 +43,6 @@ class DependencyTree:
 Examples = Sequence[DependencyTree]
 Edges = tuple[list[int], list[str]]
 """Predicted heads and relations of the words of a sentence."""
-
-
-class ParsingCollator(WordCollator):
-    """Pads the words of sentences, with their relations and the columns of their heads."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        super().__init__(tokenizer, {"labels": IGNORE_INDEX, "heads": ROOT_HEAD})
-
-    def __call__(self, features: list[Feature]) -> dict[str, Any]:
-        """A padded batch of arguments of the head's forward."""
-        batch = super().__call__(features)
-        if self.tokenizer.padding_side == "left":
-            heads, num_padding = batch["heads"], (batch["attention_mask"] == 0).sum(1, keepdim=True)
-            batch["heads"] = torch.where(heads == ROOT_HEAD, ROOT_HEAD, heads + num_padding)
-        return batch
 
 
 class DependencyParsing(LabeledTask[DependencyTree]):
@@ -155,7 +138,7 @@ class DependencyParsing(LabeledTask[DependencyTree]):
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """The collator of padded batches."""
-        return ParsingCollator(tokenizer)
+        return WordCollator(tokenizer, {"labels": IGNORE_INDEX, "heads": ROOT_HEAD}, ("heads",))
 
     def decode(self, examples: Examples, encoded: Encoded, outputs: Sequence[Logits]) -> list[Edges]:
         """The best tree of each example, and the best relation to each head."""

@@ -16,7 +16,7 @@ from hf_ctxmodels.data.table_files import has_columns, read_table
 from hf_ctxmodels.data.text_files import read_text
 from hf_ctxmodels.downstream.networks.tokenization import CtxTaskNetworkTokenizer
 from hf_ctxmodels.downstream.tasks import metrics
-from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, Feature, Logits, Task, WordCollator, get_texts
+from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, Logits, Task, WordCollator, get_texts
 from hf_ctxmodels.registry import FAMILIES
 
 MAX_QUESTION_TOKENS = 64  # longer questions are truncated, as in BERT's SQuAD runs (Devlin et al. 2019, released code)
@@ -138,19 +138,6 @@ def has_answers(file: str) -> bool:
         paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
         entries = [entry for paragraph in paragraphs for entry in paragraph["qas"]]
         return any(entry.get("answers") or entry.get("is_impossible") for entry in entries)
-
-
-class SpanCollator(WordCollator):
-    """Pads features; positions of tokens are shifted by padding on the left."""
-
-    def __call__(self, features: list[Feature]) -> dict[str, Any]:
-        """A padded batch of arguments of the head's forward."""
-        batch = super().__call__(features)
-        if self.tokenizer.padding_side == "left":
-            num_padding = (batch["attention_mask"] == 0).sum(1)
-            for name in {"start_positions", "end_positions", "cls_index"} & batch.keys():
-                batch[name] = batch[name] + num_padding
-        return batch
 
 
 class QuestionAnswering(Task[Question]):
@@ -298,7 +285,8 @@ class QuestionAnswering(Task[Question]):
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """The collator of padded batches."""
-        return SpanCollator(tokenizer, {"p_mask": 1} if self.has_beam_search else {})
+        word_columns = {"p_mask": 1} if self.has_beam_search else {}
+        return WordCollator(tokenizer, word_columns, ("start_positions", "end_positions", "cls_index"))
 
     def decode(self, examples: Sequence[Question], encoded: Encoded, outputs: Sequence[Logits]) -> list[AnswerSpan]:
         """The best span of each context."""
