@@ -1,10 +1,9 @@
 """Flags for the output of an analysis."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hf_ctxmodels.analysis.results import Table
+from hf_ctxmodels.analysis.results import AnalysisResult
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import check_output_directory
 
@@ -24,8 +23,11 @@ class OutputArguments:
         """The flags, without the flags of the output."""
         return {name: value for name, value in asdict(self).items() if name not in ("output_dir", "overwrite")}
 
-    def print_tables(self, tables: Sequence[Table], summary: str = "results and figures") -> None:
-        """Print tables with their titles, and the output directory."""
-        for table in tables:
+    def save(
+        self, result: AnalysisResult, *, num_printed: int | None = None, summary: str = "results and figures"
+    ) -> None:
+        """Save a result, and print the output directory and the first tables with their titles, by default all."""
+        result.save(self.output_dir)
+        for table in result.tables[:num_printed]:
             print(f"{table.title}\n\n{table.markdown()}\n")
         print(f"{summary} in {self.output_dir}")

@@ -35,6 +35,11 @@ class WordAnalysisArguments(OutputArguments):
                 f"Seeds are numbers from 0 to {MAX_SEED}.", location="--seeds", hint="use, for example, 0 1."
             )
 
+    def require_text(self) -> None:
+        """Raise CtxError without `text`."""
+        if not self.text:
+            raise CtxError("No text.", location="--text", hint="use files with sentences.")
+
     def encoders(
         self, placement: DeviceArguments, *, untrained: bool = False, languages: Sequence[str] = ()
     ) -> Iterator[tuple[str, WordEncoder]]:

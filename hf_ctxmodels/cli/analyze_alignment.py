@@ -71,9 +71,7 @@ def main() -> None:
         test_pairs=arguments.test_pairs,
         seeds=arguments.seeds,
     )
-    result = alignment_result(alignment, arguments.model, {**asdict(arguments), "pairs": len(pairs)})
-    result.save(arguments.output_dir)
-    print(f"{result.tables[0].markdown()}\n\nresults and figures in {arguments.output_dir}")
+    arguments.save(alignment_result(alignment, arguments.model, {**asdict(arguments), "pairs": len(pairs)}))
 
 
 def read_translation_pairs(first: str, second: str | None = None) -> list[tuple[str, str]]:

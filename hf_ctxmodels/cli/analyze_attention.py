@@ -79,9 +79,7 @@ def main() -> None:
     model, tokenizer = load_model_and_tokenizer(arguments.model, "AutoModel")
     placement.place(model)
     print_status(f"{type(model).__name__}: attention in {format_count(len(sentences), 'sentence')}")
-    result = analyze(arguments, model.eval(), tokenizer, sentences, treebank)
-    result.save(arguments.output_dir)
-    arguments.print_tables(result.tables)
+    arguments.save(analyze(arguments, model.eval(), tokenizer, sentences, treebank))
 
 
 def analyze(

@@ -84,9 +84,7 @@ def main() -> None:
         predict = _predict_function(predictor, arguments.batch_size)
         tests = progress_bar(list(zip(suite.tests, cases, strict=True)), name, unit="tests")
         outcomes[name] = [evaluate_test(test, test_cases, predict) for test, test_cases in tests]
-    result = behavior_result(outcomes, arguments.model, {**asdict(arguments), "text_examples": len(texts)})
-    result.save(arguments.output_dir)
-    print("\n\n".join(f"{table.title}\n{table.markdown()}" for table in result.tables))
+    arguments.save(behavior_result(outcomes, arguments.model, {**asdict(arguments), "text_examples": len(texts)}))
 
 
 def _read_texts(arguments: BehaviorArguments, task_arguments: TaskArguments, suite: Suite) -> list[Texts]:

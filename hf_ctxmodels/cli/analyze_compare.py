@@ -66,5 +66,4 @@ def main() -> None:
         print_status(f"{len(texts) - len(comparisons)} of {len(texts)} texts are longer than a model: skipped")
     result = comparison_result(comparisons, names, kinds, max_figures=arguments.max_figures)
     settings = {**asdict(arguments), "texts": len(comparisons)}
-    replace(result, models=arguments.model, settings=settings).save(arguments.output_dir)
-    print(f"{result.tables[0].markdown()}\n\nresults and figures in {arguments.output_dir}")
+    arguments.save(replace(result, models=arguments.model, settings=settings), num_printed=1)

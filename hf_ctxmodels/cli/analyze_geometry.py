@@ -18,7 +18,6 @@ from hf_ctxmodels.analysis.word_arguments import WordAnalysisArguments
 from hf_ctxmodels.architectures.word_alignment import split_words
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.devices import DeviceArguments
-from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag
 
 _CHARTS = {
@@ -41,8 +40,7 @@ class GeometryArguments(WordAnalysisArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "min_occurrences", "sample_size", at_least=2)
-        if not self.text:
-            raise CtxError("No text.", location="--text", hint="use files with sentences.")
+        self.require_text()
 
 
 def main() -> None:
@@ -64,9 +62,7 @@ def main() -> None:
     }
     words = sum(len(split_words(sentence)) for sentence in sentences)
     settings = {**asdict(arguments), "sentences": len(sentences), "words": words}
-    result = geometry_result(geometries, arguments.model, settings)
-    result.save(arguments.output_dir)
-    arguments.print_tables(result.tables[: len(geometries)])
+    arguments.save(geometry_result(geometries, arguments.model, settings), num_printed=len(geometries))
 
 
 def layer_values(geometry: LayerGeometry) -> dict[str, list[float]]:

@@ -107,10 +107,8 @@ def main() -> None:
     file = Path(arguments.output_dir) / "heads-partial.json"
     partial = PartialResults(file, identity, [arguments.validation_file])
     print_status(f"{type(scored.model).__name__}: {scored.metric} on {len(scored.examples):,} examples")
-    result = analyze(arguments, scored, partial)
-    result.save(arguments.output_dir)
+    arguments.save(analyze(arguments, scored, partial))
     partial.file.unlink(missing_ok=True)
-    arguments.print_tables(result.tables)
 
 
 def analyze(arguments: HeadsArguments, scored: ScoredModel, partial: PartialResults) -> AnalysisResult:

@@ -150,9 +150,9 @@ def main() -> None:
         tables.append(_rollback(runs[0], partial))
     settings = {**asdict(arguments), "examples": runs[0].loss.num_examples}
     models = [arguments.model, arguments.pretrained]
-    AnalysisResult("landscape", models, settings, tables, figures, partial.results).save(arguments.output_dir)
+    result = AnalysisResult("landscape", models, settings, tables, figures, partial.results)
+    arguments.save(result, summary=f"{runs[0].loss.num_examples:,} examples; results and figures")
     partial.file.unlink(missing_ok=True)
-    arguments.print_tables(tables, f"{runs[0].loss.num_examples:,} examples; results and figures")
 
 
 def open_runs(arguments: LandscapeArguments, task_arguments: TaskArguments, placement: DeviceArguments) -> list[Run]:

@@ -99,7 +99,6 @@ def main() -> None:
     arguments, training, placement = parse_arguments(
         ProbeArguments, ProbeTraining, DeviceArguments, description=__doc__, essential=ESSENTIAL
     )
-    output_dir = Path(arguments.output_dir)
     arguments.check_output(arguments.name)
     sources = {"train": arguments.train_file, "dev": arguments.dev_file, "test": arguments.test_file}
     files = {split: file for split, file in sources.items() if file is not None}
@@ -112,7 +111,7 @@ def main() -> None:
         code_length="code-length" in arguments.controls,
     )
     model, tokenizer = load_model_and_tokenizer(arguments.model, "AutoModel")
-    partial_dir = output_dir / f"{arguments.name}.partial"
+    partial_dir = Path(arguments.output_dir) / f"{arguments.name}.partial"
     run = ProbingRun(
         placement.place(model).eval(),
         tokenizer,
@@ -144,6 +143,5 @@ def main() -> None:
         metrics=metrics,
         example=None if example is None else test_trees[example],
     )
-    result.save(output_dir)
+    arguments.save(result, summary=f"{len(result.tables)} tables and {len(result.figures)} figures")
     shutil.rmtree(partial_dir, ignore_errors=True)
-    arguments.print_tables(result.tables, f"{len(result.tables)} tables and {len(result.figures)} figures")

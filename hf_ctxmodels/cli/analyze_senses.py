@@ -101,8 +101,7 @@ def main() -> None:
             for name, encoder in arguments.encoders(placement)
         }
         result = disambiguation_result(accuracies, arguments.model, settings)
-    result.save(arguments.output_dir)
-    arguments.print_tables(result.tables)
+    arguments.save(result)
 
 
 def disambiguation_result(

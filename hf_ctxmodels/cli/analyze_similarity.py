@@ -15,7 +15,6 @@ from hf_ctxmodels.analysis.similarity import MEASURES, LayerSimilarities, compar
 from hf_ctxmodels.analysis.word_arguments import WordAnalysisArguments, short_names
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.devices import DeviceArguments
-from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range, flag
 
 _TITLES = {
@@ -42,8 +41,7 @@ class SimilarityArguments(WordAnalysisArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "max_words", at_least=4)
-        if not self.text:
-            raise CtxError("No text.", location="--text", hint="use files with sentences.")
+        self.require_text()
 
 
 def main() -> None:
@@ -65,8 +63,7 @@ def main() -> None:
     if arguments.untrained:
         names = [text for name in names for text in (name, f"{name}, untrained")]
     result = similarity_result(similarities, names, arguments.model, settings)
-    result.save(arguments.output_dir)
-    print(result.tables[0].markdown())
+    arguments.save(result, summary=f"{similarities.words:,} words; results and figures")
     level = independent_correlation(similarities.words, similarities.neurons)
     if "neurons" in arguments.measures and level > _MAX_CORRELATION:
         print(
@@ -74,7 +71,6 @@ def main() -> None:
             f"maximum correlation of independent layers is about {level:.2f}; hint: compare more words (--text, "
             "--max_words)."
         )
-    print(f"{similarities.words:,} words; results and figures in {arguments.output_dir}")
 
 
 def similarity_result(

@@ -71,9 +71,7 @@ def main() -> None:
             training=ProbeTraining(epochs=arguments.epochs),
         )
     settings = {**asdict(arguments), "train_sentences": len(train), "test_sentences": len(test)}
-    result = tree_result(spaces, arguments.model, settings, arguments.min_arcs, arguments.max_figures)
-    result.save(arguments.output_dir)
-    print(f"{result.tables[0].markdown()}\n\nresults and figures in {arguments.output_dir}")
+    arguments.save(tree_result(spaces, arguments.model, settings, arguments.min_arcs, arguments.max_figures))
 
 
 def tree_result(

@@ -13,10 +13,8 @@ decides on the attack: a classifier predicts wrong labels, a question answering 
 language model continues the trigger with the lines of the file.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ import numpy as np
 
 from hf_ctxmodels.analysis.figures import Heatmap
 from hf_ctxmodels.analysis.output_arguments import OutputArguments
-from hf_ctxmodels.analysis.results import AnalysisResult, Table, mean_and_std
+from hf_ctxmodels.analysis.results import AnalysisResult, PartialResults, Table, mean_and_std
 from hf_ctxmodels.analysis.triggers.attacks import (
     AnswerAttack,
     Attack,
@@ -42,8 +40,6 @@ from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
-from hf_ctxmodels.core.loading import read_json
-from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
@@ -105,21 +101,33 @@ def main() -> None:
     attacks = open_attacks(arguments, task_arguments, options, placement)
     check_flags(arguments, attacks[0])
     groups, excluded_words = read_examples(arguments, task_arguments, attacks[0])
-    measurements = {
-        label: [
-            _measure(arguments, task_arguments, options, attacks, label, examples, excluded_words, seed)
-            for seed in arguments.seeds
-        ]
-        for label, examples in groups.items()
-    }
+    digests = [weights_digest(attack.model.state_dict()) for attack in attacks[: len(arguments.model)]]
+    identity = [arguments.options(), asdict(task_arguments), asdict(options), digests]
+    data_files = [file for file in (arguments.validation_file, arguments.train_file) if file is not None]
+    partial = PartialResults(Path(arguments.output_dir) / "triggers-partial.json", identity, data_files)
+    measurements: dict[str, list[TriggerMeasurement]] = {label: [] for label in groups}
+    for label, examples in groups.items():
+        for seed in arguments.seeds:
+            key = f"{label}, seed {seed}"
+            print_status(f"{key}: {len(examples):,} examples")
+            measurement = measure_triggers(
+                attacks,
+                len(arguments.model),
+                examples,
+                options,
+                seed=seed,
+                random_triggers=arguments.random_triggers,
+                excluded_words=excluded_words,
+                triggers=partial.results.get(key),
+            )
+            measurements[label].append(measurement)
+            partial.results[key] = measurement.triggers
+            partial.save()
     names = short_names([*arguments.model, *arguments.transfer_to])
     settings = {**asdict(arguments), **asdict(options), "examples": {name: len(rows) for name, rows in groups.items()}}
     settings["excluded_words"] = excluded_words
-    result = trigger_result(measurements, attacks[0], names, len(arguments.model), settings)
-    result.save(arguments.output_dir)
-    for file in (Path(arguments.output_dir) / "searches").glob("triggers-*.json"):
-        file.unlink()
-    print("\n\n".join(f"{table.title}\n{table.markdown()}" for table in result.tables))
+    arguments.save(trigger_result(measurements, attacks[0], names, len(arguments.model), settings))
+    partial.file.unlink(missing_ok=True)
 
 
 def open_attacks(
@@ -206,37 +214,6 @@ def read_examples(
 def _sample(rows: list[Any], count: int) -> list[Any]:
     positions = np.random.default_rng(0).choice(len(rows), count, replace=False)
     return [rows[position] for position in sorted(positions)]
-
-
-def _measure(
-    arguments: TriggerArguments,
-    task_arguments: TaskArguments,
-    options: TriggerOptions,
-    attacks: list[Attack],
-    label: str,
-    examples: list[Any],
-    excluded_words: list[str],
-    seed: int,
-) -> TriggerMeasurement:
-    """Search and measurement for a label and a seed; triggers of an interrupted run are used again."""
-    digests = [weights_digest(attack.model.state_dict()) for attack in attacks[: len(arguments.model)]]
-    text = repr((digests, label, seed, asdict(options), asdict(task_arguments), excluded_words, examples))
-    text += repr((arguments.target_label, arguments.answer, arguments.max_length))
-    file = Path(arguments.output_dir) / "searches" / f"triggers-{sha256(text.encode()).hexdigest()[:16]}.json"
-    saved = read_json(file) if file.is_file() else None
-    print_status(f"{label}: {len(examples):,} examples, seed {seed}" + (", trigger of an earlier run" if saved else ""))
-    measurement = measure_triggers(
-        attacks,
-        len(arguments.model),
-        examples,
-        options,
-        seed=seed,
-        random_triggers=arguments.random_triggers,
-        excluded_words=excluded_words,
-        triggers=saved,
-    )
-    write_text_file(file, json.dumps(measurement.triggers))
-    return measurement
 
 
 def trigger_result(

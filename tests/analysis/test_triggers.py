@@ -292,7 +292,7 @@ def classifiers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         model, tokenizer = tiny_pair(family, "AutoModelForSequenceClassification", vocabulary, **fields)
         batch = tokenizer(texts, padding=True, return_tensors="pt")
         optimizer = torch.optim.Adam(model.parameters(), lr=rate)
-        for _ in range(25):
+        for _ in range(60):  # ELMo starts with small LSTM weights
             optimizer.zero_grad()
             loss = model(**batch, labels=torch.tensor(labels)).loss
             loss.backward()
@@ -316,17 +316,18 @@ def test_triggers_command(classifiers: tuple[Path, Path], tmp_path: Path, monkey
     assert np.mean(values["plain"]) > 0.9
     assert np.array(values["transferred"])[:, [0, 1], [0, 1]].max() < 0.4 < np.mean(values["random"])
     negative_words = {"awful", "dreadful", "boring"}
-    assert not list((tmp_path / "a" / "searches").iterdir())
+    partial_file = tmp_path / "a" / "triggers-partial.json"
+    assert not partial_file.exists()
     rerun_flags = {**flags, "label": "pos", "output_dir": tmp_path / "a"}
     assert "already holds triggers.json" in command_output("analyze triggers", **rerun_flags, fails=True)
     with monkeypatch.context() as patch:
         error = CtxError("interrupted", hint="continue.")
         patch.setattr("hf_ctxmodels.cli.analyze_triggers.trigger_result", Mock(side_effect=error))
         command_output("analyze triggers", **rerun_flags, overwrite=True, fails=True)
-    searches = list((tmp_path / "a" / "searches").iterdir())
-    assert len(searches) == 2
-    for path in searches:
-        path.write_text(json.dumps(["river stone", "green"]))
+    partial = json.loads(partial_file.read_text())
+    assert list(partial["results"]) == ["pos, seed 0", "pos, seed 1"]
+    partial["results"] = {key: ["river stone", "green"] for key in partial["results"]}
+    partial_file.write_text(json.dumps(partial))
     assert "river stone" in command_output("analyze triggers", **rerun_flags, overwrite=True)
     unused_flags = {**rerun_flags, "output_dir": tmp_path / "c", "answer": "king"}
     assert "--answer" in command_output("analyze triggers", **unused_flags, fails=True)
