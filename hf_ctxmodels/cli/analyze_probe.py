@@ -14,7 +14,6 @@ The output directory receives NAME.json, NAME.md and figures. An interrupted run
 """
 
 import re
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -27,6 +26,7 @@ from hf_ctxmodels.analysis.probing.layer_tables import metric_of, probing_result
 from hf_ctxmodels.analysis.probing.probes import PROBES, EdgeOptions
 from hf_ctxmodels.analysis.probing.probing_run import TASK_NAMES, ProbingRun, build_data
 from hf_ctxmodels.analysis.probing.training import ProbeTraining
+from hf_ctxmodels.analysis.results import PartialResults
 from hf_ctxmodels.architectures.word_encoder import WordPooling
 from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.devices import DeviceArguments
@@ -111,7 +111,7 @@ def main() -> None:
         code_length="code-length" in arguments.controls,
     )
     model, tokenizer = load_model_and_tokenizer(arguments.model, "AutoModel")
-    partial_dir = Path(arguments.output_dir) / f"{arguments.name}.partial"
+    partial = PartialResults(Path(arguments.output_dir) / f"{arguments.name}-partial.json", "probe")
     run = ProbingRun(
         placement.place(model).eval(),
         tokenizer,
@@ -121,7 +121,7 @@ def main() -> None:
         seeds=arguments.seeds,
         mix=arguments.mix,
         pooling=arguments.pooling,
-        partial_dir=partial_dir,
+        partial=partial,
         cache_dir=None if arguments.cache_dir is None else Path(arguments.cache_dir),
         dtype=getattr(torch, arguments.vector_dtype),
     )
@@ -144,4 +144,4 @@ def main() -> None:
         example=None if example is None else test_trees[example],
     )
     arguments.save(result, summary=f"{len(result.tables)} tables and {len(result.figures)} figures")
-    shutil.rmtree(partial_dir, ignore_errors=True)
+    partial.file.unlink(missing_ok=True)

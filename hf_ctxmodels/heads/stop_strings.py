@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from copy import copy
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -32,17 +33,17 @@ class DecodedStopStrings(StoppingCriteria):
 
     def __call__(self, input_ids: Tensor, scores: Tensor | None, **kwargs: Any) -> Any:
         """(sequences,) whether each of the (sequences, length) ids has ended."""
-        sequences = input_ids[:, -self.window :].tolist()
-        texts, previous_texts = self.decode(sequences), self.decode([ids[:-1] for ids in sequences])
-        has_ended = [self._is_completed(*pair) for pair in zip(texts, previous_texts, strict=True)]
+        has_ended = [self._is_completed(ids) for ids in input_ids[:, -self.window :].tolist()]
         return torch.tensor(has_ended, device=input_ids.device)
 
-    def _is_completed(self, text: str, previous_text: str) -> bool:
-        """Whether a stop string of the text ends after the part that the previous text has in common with it."""
-        pairs = enumerate(zip(text, previous_text, strict=False))
-        common = next(
-            (index for index, (first, second) in pairs if first != second), min(len(text), len(previous_text))
-        )
+    def _is_completed(self, ids: list[int]) -> bool:
+        """Whether a stop string of the text ends after the part that the text without the last token has in common."""
+        (text,) = self.decode([ids])
+        if not any(string in text for string in self.stop_strings):
+            return False
+        (previous_text,) = self.decode([ids[:-1]])
+        pairs = enumerate(zip_longest(text, previous_text))
+        common = next((index for index, (new, previous) in pairs if new != previous), len(text))
         return any(text.find(string, max(0, common + 1 - len(string))) >= 0 for string in self.stop_strings)
 
 

@@ -40,12 +40,12 @@ from hf_ctxmodels.analysis.probing.tasks import (
     is_treebank_task,
 )
 from hf_ctxmodels.analysis.probing.training import standardize
+from hf_ctxmodels.analysis.results import PartialResults
 from hf_ctxmodels.analysis.senses import encode_sentences
 from hf_ctxmodels.architectures.word_encoder import WordEncoder, WordPooling
 from hf_ctxmodels.core.console import print_status
-from hf_ctxmodels.core.errors import CtxError, wrap_errors
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import did_you_mean
-from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.data.treebanks import TreebankSentence, read_treebank
 from hf_ctxmodels.tokenizers.base import tokenizer_digest
@@ -224,19 +224,11 @@ class TaskResult:
         trees = {layer: self.trees[layer] for layer in layers if layer in self.trees}
         return TaskResult(scores, self.mix if with_mix else None, trees)
 
-    def save(self, file: Path) -> None:
-        """Write the result as JSON."""
-        write_text_file(file, json.dumps(asdict(self)))
-
     @classmethod
-    def load(cls, file: Path) -> "TaskResult":
-        """Read the result of an interrupted run; an empty one if there is no file."""
-        if not file.exists():
-            return cls()
-        with wrap_errors("The partial result is damaged", location=str(file), hint="delete this file."):
-            values = json.loads(file.read_text("utf-8"))
-            layers, trees = ({int(layer): item for layer, item in values[name].items()} for name in ("layers", "trees"))
-            return cls(layers, values["mix"], trees)
+    def from_json(cls, values: Mapping[str, Any]) -> "TaskResult":
+        """The result of `asdict` and JSON, whose numbers of layers are texts."""
+        layers, trees = ({int(layer): item for layer, item in values[name].items()} for name in ("layers", "trees"))
+        return cls(layers, values["mix"], trees)
 
 
 @dataclass
@@ -248,7 +240,7 @@ class ProbingRun:
         seeds: Seeds of the initial weights of probes, the control task and the partitions of sentence tasks; for the
             latter the seeds of `build_data`.
         mix: Whether to train probes of layer mixes, only with trained weights. Requires all layers.
-        partial_dir: Directory for the results of finished tasks, which an interrupted run reads.
+        partial: The results of finished tasks of an interrupted run, to which finished tasks are added.
 
     Raises:
         CtxError: `mix` is set, and `layers` is not None.
@@ -262,7 +254,7 @@ class ProbingRun:
     seeds: Sequence[int] = (0, 1, 2)
     mix: bool = False
     pooling: WordPooling = "mean"
-    partial_dir: Path | None = None
+    partial: PartialResults | None = None
     cache_dir: Path | None = None
     dtype: torch.dtype = torch.float16
 
@@ -278,8 +270,11 @@ class ProbingRun:
         )
         digest = weights_digest(model.state_dict()) + tokenizer_digest(self.tokenizer)
         names = [*self.data.tasks, *self.data.structural]
-        files = {name: self._partial_file(name, weights, digest) for name in names}
-        results = {name: TaskResult() if file is None else TaskResult.load(file) for name, file in files.items()}
+        keys = {name: self._partial_key(name, weights, digest) for name in names}
+        saved = {} if self.partial is None else self.partial.results
+        results = {
+            name: TaskResult.from_json(saved[key]) if key in saved else TaskResult() for name, key in keys.items()
+        }
         has_mixes = self.mix and weights == "trained" and len(encoder.layers) > 1
         mixed_tasks = set(self.data.tasks) if has_mixes else set()
         is_complete = all(
@@ -296,8 +291,9 @@ class ProbingRun:
                 self._complete_layers(name, result, encoder.layers, representations, description)
                 if name in mixed_tasks and result.mix is None:
                     result.mix = self._mix(self.data.tasks[name][0], encoder.layers, representations, description)
-                if (file := files[name]) is not None:
-                    result.save(file)
+                if self.partial is not None:
+                    self.partial.results[keys[name]] = asdict(result)
+                    self.partial.save()
         return {name: result.select(encoder.layers, name in mixed_tasks) for name, result in results.items()}
 
     def _complete_layers(
@@ -336,10 +332,8 @@ class ProbingRun:
             "expected_layer": mixes.expected_layer().tolist(),
         }
 
-    def _partial_file(self, name: str, weights: Weights, model_digest: str) -> Path | None:
-        """File of a task's partial result; its name has a digest of all settings but the layers."""
-        if self.partial_dir is None:
-            return None
+    def _partial_key(self, name: str, weights: Weights, model_digest: str) -> str:
+        """Key of a task's partial result, with a digest of all settings but the layers."""
         if name in self.data.structural:
             content: Any = [
                 (sentence.words, sentence.heads) for split in self.data.trees.values() for sentence in split
@@ -354,7 +348,7 @@ class ProbingRun:
             str(self.dtype),
         )
         digest = hashlib.blake2b(json.dumps([model_digest, options, content]).encode(), digest_size=8).hexdigest()
-        return self.partial_dir / f"{name.replace(':', '-')}-{weights}-{digest}.json"
+        return f"{name}, {weights}, {digest}"
 
     def baselines(self) -> dict[str, dict[str, float]]:
         """Scores without a model for each task: `majority` label, `word_majority`, or for trees the `chain`."""

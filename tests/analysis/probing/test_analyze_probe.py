@@ -22,7 +22,7 @@ from hf_ctxmodels.analysis.probing.probing_run import (
     untrained_model,
 )
 from hf_ctxmodels.analysis.probing.training import ProbeTraining
-from hf_ctxmodels.analysis.results import AnalysisResult
+from hf_ctxmodels.analysis.results import AnalysisResult, PartialResults
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.treebanks import read_treebank
 from hf_ctxmodels.registry import FAMILIES
@@ -154,17 +154,17 @@ def test_probe_command(tmp_path: Path, texts: list[str], treebank_files: dict[st
     with monkeypatch.context() as patch:
         patch.setattr(probing_run, "untrained_model", lambda model: (_ for _ in ()).throw(CtxError("Interrupted.")))
         assert "Interrupted" in command_output("analyze probe", **flags, fails=True)
-    partial_files = sorted((tmp_path / "out/probe.partial").iterdir())
-    assert len(partial_files) == 3
-    partial_values = json.loads(partial_files[0].read_text())
-    partial_values["layers"]["1"]["score"] = [0.125, 0.375]
-    partial_files[0].write_text(json.dumps(partial_values))
+    partial_file = tmp_path / "out/probe-partial.json"
+    partial = json.loads(partial_file.read_text())
+    tasks = {key.partition(",")[0]: result for key, result in partial["results"].items()}
+    assert [*tasks] == ["deprel", "tense", "distance"]
+    tasks["deprel"]["layers"]["1"]["score"] = [0.125, 0.375]
+    partial_file.write_text(json.dumps(partial))
 
     output = command_output("analyze probe", **flags)
-    assert not (tmp_path / "out/probe.partial").exists()
+    assert not partial_file.exists()
     result = AnalysisResult.load(tmp_path / "out/probe.json")
-    task = partial_files[0].name.split("-")[0]
-    assert result.values["trained"][task]["layers"]["1"]["score"] == [0.125, 0.375], "read from the partial result"
+    assert result.values["trained"]["deprel"]["layers"]["1"]["score"] == [0.125, 0.375], "read from the partial result"
     assert result.settings["examples"]["tense"]["labels"] == 2
     titles = [table.title.partition(":")[0] for table in result.tables]
     assert titles[:4] == ["Scores by layer", "Selectivity", "Gain", "Compression"]
@@ -196,21 +196,23 @@ def test_missing_layers_are_added(tmp_path: Path, texts: list[str], treebank_fil
     model, tokenizer = tiny_pair("bert", "AutoModel", texts)
     options = ProbingOptions(training=FAST, code_length=False)
 
-    def results(layers: list[int] | None, partial_dir: Path | None, **run_options: Any) -> Any:
-        run = ProbingRun(model, tokenizer, data, options, layers, [0], partial_dir=partial_dir, **run_options)
+    def results(layers: list[int] | None, file: Path | None, **run_options: Any) -> Any:
+        partial = None if file is None else PartialResults(file, "probe")
+        run = ProbingRun(model, tokenizer, data, options, layers, [0], partial=partial, **run_options)
         return run.results("trained")
 
-    def run(layers: list[int] | None, partial_dir: Path | None) -> Any:
-        return results(layers, partial_dir)["pos"].layers
+    def run(layers: list[int] | None, file: Path | None) -> Any:
+        return results(layers, file)["pos"].layers
 
-    partial = run([1], tmp_path)
-    extended, joint = run(None, tmp_path), run(None, None)
+    file = tmp_path / "probe-partial.json"
+    partial = run([1], file)
+    extended, joint = run(None, file), run(None, None)
     assert set(extended) == set(joint)
     assert extended[1] == partial[1]
     for layer, numbers in joint.items():
         assert extended[layer]["score"] == pytest.approx(numbers["score"], abs=0.02)
-    assert results(None, tmp_path, mix=True)["pos"].mix is not None
-    for result in results([1], tmp_path).values():
+    assert results(None, file, mix=True)["pos"].mix is not None
+    for result in results([1], file).values():
         assert (list(result.layers), result.mix, set(result.trees) <= {1}) == ([1], None, True)
 
 
