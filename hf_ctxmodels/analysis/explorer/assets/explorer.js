@@ -2,12 +2,7 @@
 // The explorer: asks the server for JSON. Texts become text nodes; figures are HTML that the server has escaped.
 (() => {
   const byId = (id) => document.getElementById(id);
-  const create = (tag, attributes = {}, ...children) => {
-    const node = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-    node.append(...children);
-    return node;
-  };
+  const { create, enhance } = window.ctxReport;
   let models = [];
   let text = "";
   let run = 0; // number of the last submitted sentence
@@ -44,7 +39,7 @@
     node.classList.remove("busy");
     node.removeAttribute("aria-busy");
     node.replaceChildren(...content);
-    node.querySelectorAll("figure.plot").forEach((figure) => window.ctxReport.enhance(figure));
+    node.querySelectorAll("figure.plot").forEach(enhance);
   }
 
   const figureNodes = (answer) => {

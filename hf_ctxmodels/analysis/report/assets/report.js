@@ -315,5 +315,5 @@ window.ctxReport = (() => {
   document.querySelectorAll("table.sortable").forEach(sortable);
   document.querySelectorAll("figure.plot").forEach(enhance);
   document.querySelectorAll(".series").forEach(series);
-  return { enhance };
+  return { create, enhance };
 })();
