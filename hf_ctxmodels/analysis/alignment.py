@@ -56,7 +56,6 @@ def align_languages(
     train_pairs: int = 2000,
     test_pairs: int = 1000,
     seeds: Sequence[int] = (0,),
-    progress: bool = True,
 ) -> LayerAlignment:
     """Align the sentence vectors of two languages layer by layer.
 
@@ -67,7 +66,6 @@ def align_languages(
         pairs: Sentences and their translations.
         train_pairs, test_pairs: Numbers of training and test pairs; with fewer pairs, at most a third are test pairs.
         seeds: Seeds of the splits.
-        progress: Show a progress bar.
 
     Raises:
         CtxError: There are fewer than 12 pairs with tokens in both models.
@@ -76,8 +74,8 @@ def align_languages(
     if len(pairs) > size:
         pairs = random.Random(0).sample(list(pairs), size)
     first_sentences, second_sentences = zip(*pairs)
-    x, has_x = encode_sentences(first, first_sentences, progress=progress)
-    y, has_y = encode_sentences(second, second_sentences, progress=progress)
+    x, has_x = encode_sentences(first, first_sentences)
+    y, has_y = encode_sentences(second, second_sentences)
     x, y = x[has_x & has_y], y[has_x & has_y]
     if len(x) < 12:
         raise CtxError(f"{len(x)} pairs do not suffice for an alignment.", hint="use at least 12, better thousands.")

@@ -165,7 +165,6 @@ def disambiguate(
     seeds: Sequence[int] = (0,),
     test_fraction: float = 0.2,
     probe_ranks: Sequence[int] = (),
-    progress: bool = True,
 ) -> SenseAccuracy:
     """Word sense disambiguation by the nearest mean vector of a sense (Peters et al. 2018, arXiv 1802.05365, section
     5.3), by cosine among the senses of the lemma and part of speech.
@@ -180,7 +179,6 @@ def disambiguate(
         seeds: Seeds of the splits.
         test_fraction: Fraction of the files that are tested.
         probe_ranks: Ranks of probes of the last layer, see `train_sense_probe`.
-        progress: Show a progress bar.
 
     Raises:
         CtxError: There are fewer than two files, or no ambiguous lemma.
@@ -194,7 +192,7 @@ def disambiguate(
             hint="use several files with words of two or more senses.",
         )
     words = [sentence.words for sentence in sentences]
-    vectors, _ = encode_occurrences(encoder, words, occurrences, dtype=torch.float16, progress=progress)
+    vectors, _ = encode_occurrences(encoder, words, occurrences, dtype=torch.float16)
     lemma_ids = torch.empty(len(instances), dtype=torch.long)
     for number, rows in enumerate(rows_by_lemma.values()):
         lemma_ids[rows] = number
@@ -218,9 +216,7 @@ def disambiguate(
         results.append(scores(vectors, is_test))
         last, training = vectors[:, -1], ~is_test
         for rank, accuracies in probe_results.items():
-            probe = train_sense_probe(
-                last[training], lemma_ids[training], sense_ids[training], rank, seed, progress=progress
-            )
+            probe = train_sense_probe(last[training], lemma_ids[training], sense_ids[training], rank, seed)
             accuracies.append(scores((last.float() @ probe)[:, None], is_test)[2])
     most_frequent, upper_bound, *accuracy = torch.stack(results).unbind(1)
     return SenseAccuracy(
@@ -276,9 +272,7 @@ def _lemma_scores(vectors: Tensor, instances: Sequence[SenseInstance], is_test: 
     return torch.cat([is_gold[:, :1].sum(0), is_gold.any(1, keepdim=True).sum(0), is_correct.sum(0)]).double()
 
 
-def train_sense_probe(
-    vectors: Tensor, lemmas: Tensor, senses: Tensor, rank: int, seed: int = 0, progress: bool = True
-) -> Tensor:
+def train_sense_probe(vectors: Tensor, lemmas: Tensor, senses: Tensor, rank: int, seed: int = 0) -> Tensor:
     """Train a (hidden, rank) map under which occurrences of a lemma are similar exactly if their senses are equal
     (Coenen et al. 2019, arXiv 1906.02715, section 4).
 
@@ -290,7 +284,6 @@ def train_sense_probe(
         lemmas, senses: (n,) numbers of their lemmas, and of their senses.
         rank: Columns of the map.
         seed: Seed of the initial map and of the batches.
-        progress: Show a progress bar.
 
     Raises:
         CtxError: No lemma has two occurrences of the same and of different senses.
@@ -326,7 +319,7 @@ def train_sense_probe(
     same_mean = sum(float(values[same].sum()) for values, same, _ in before) / same_count
     different_mean = sum(float(values[different].sum()) for values, _, different in before) / different_count
     optimizer = torch.optim.Adam([probe], 1e-3)
-    for _ in progress_bar(range(_PROBE_STEPS), f"probe of rank {rank}", unit="steps", enabled=progress):
+    for _ in progress_bar(range(_PROBE_STEPS), f"probe of rank {rank}", unit="steps"):
         states, same, different = batch()
         if not same.any() or not different.any():
             continue

@@ -57,7 +57,6 @@ def measure_geometry(
     min_occurrences: int = 5,
     sample_size: int = 1000,
     seeds: Sequence[int] = (0,),
-    progress: bool = True,
 ) -> LayerGeometry:
     """Anisotropy, self-similarity and intra-sentence similarity of all layers.
 
@@ -67,7 +66,6 @@ def measure_geometry(
         min_occurrences: Occurrences of a word, case included, whose self-similarity is measured.
         sample_size: Sentences, with one word each, for the anisotropy.
         seeds: Seeds of these samples.
-        progress: Show a progress bar.
 
     Raises:
         CtxError: Fewer than two sentences have a word with tokens, or no word is frequent enough.
@@ -86,9 +84,7 @@ def measure_geometry(
     sample_vectors: list[list[Tensor]] = [[] for _ in seeds]
     sentence_sum, num_sentences = torch.zeros(shape[0], dtype=torch.float64), 0
     encoded = encoder.encode(sentences)
-    for number, sentence in enumerate(
-        progress_bar(encoded, "encoding", unit="sentences", total=len(sentences), enabled=progress)
-    ):
+    for number, sentence in enumerate(progress_bar(encoded, "encoding", unit="sentences", total=len(sentences))):
         vectors = sentence.vectors.float()
         unit_vectors = F.normalize(vectors, dim=-1)
         has_tokens = sentence.has_tokens.tolist()

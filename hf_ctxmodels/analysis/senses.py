@@ -67,7 +67,6 @@ def encode_occurrences(
     occurrences: Sequence[Occurrence],
     *,
     dtype: torch.dtype = torch.float32,
-    progress: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Encode the sentences with occurrences.
 
@@ -80,7 +79,7 @@ def encode_occurrences(
     vectors = torch.zeros(len(occurrences), len(encoder.layers), encoder.hidden_size, dtype=dtype)
     has_tokens = torch.zeros(len(occurrences), dtype=torch.bool)
     encoded = encoder.encode(sentences[number] for number in rows_by_sentence)
-    bar = progress_bar(encoded, "encoding", unit="sentences", total=len(rows_by_sentence), enabled=progress)
+    bar = progress_bar(encoded, "encoding", unit="sentences", total=len(rows_by_sentence))
     for sentence, rows in zip(bar, rows_by_sentence.values()):
         for row in rows:
             words = slice(occurrences[row].start, occurrences[row].stop)
@@ -92,11 +91,11 @@ def encode_occurrences(
 
 
 def encode_sentences(
-    encoder: WordEncoder, sentences: Sequence[Sentence], *, dtype: torch.dtype = torch.float32, progress: bool = True
+    encoder: WordEncoder, sentences: Sequence[Sentence], *, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
     """(sentences, layers, hidden) mean vectors of the words of sentences, and (sentences,) whether they have tokens."""
     occurrences = [Occurrence(row, 0, len(split_words(sentence))) for row, sentence in enumerate(sentences)]
-    return encode_occurrences(encoder, sentences, occurrences, dtype=dtype, progress=progress)
+    return encode_occurrences(encoder, sentences, occurrences, dtype=dtype)
 
 
 def project(vectors: Tensor, method: Projection = "pca", seed: int = 0) -> Tensor:

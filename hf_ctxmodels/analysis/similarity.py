@@ -178,7 +178,6 @@ def compare_layers(
     measures: Sequence[str] = ("cka",),
     max_words: int = 2000,
     seeds: Sequence[int] = (0,),
-    progress: bool = True,
 ) -> LayerSimilarities:
     """Compare all layers of several models on the same words in the same sentences.
 
@@ -191,7 +190,6 @@ def compare_layers(
         measures: Keys of `MEASURES`.
         max_words: Words per sample.
         seeds: Seeds of the samples.
-        progress: Show a progress bar.
 
     Raises:
         CtxError: Fewer than 4 words have tokens in all models, or as `svcca_matrix`.
@@ -205,7 +203,7 @@ def compare_layers(
     names: list[tuple[int, int]] = []  # model and layer of each row of the matrices
     for model, encoder in enumerate(encoders):
         names += [(model, layer) for layer in encoder.layers]
-        vectors, has_tokens = encode_occurrences(encoder, sentences, occurrences, progress=progress)
+        vectors, has_tokens = encode_occurrences(encoder, sentences, occurrences)
         states.append(vectors)
         is_common &= has_tokens
     matrices: dict[str, list[Tensor]] = {measure: [] for measure in measures}

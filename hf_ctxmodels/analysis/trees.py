@@ -80,7 +80,6 @@ def fit_tree_spaces(
     rank: int = 64,
     seeds: Sequence[int] = (0,),
     training: ProbeTraining | None = None,
-    progress: bool = True,
 ) -> list[TreeSpace]:
     """Train distance probes on one layer, one for each seed, and project the test sentences.
 
@@ -93,7 +92,6 @@ def fit_tree_spaces(
         rank: Rank of the probe.
         seeds: Seeds of the initial probes.
         training: Optimization; None for the default.
-        progress: Show progress bars.
 
     Raises:
         CtxError: There are several layers, fewer than 10 training sentences, or heads that do not form a tree.
@@ -106,7 +104,7 @@ def fit_tree_spaces(
     held_out = max(1, round(_DEV_FRACTION * len(train)))
     first_dev, first_test = len(train) - held_out, len(train)
     sentences = [*train[held_out:], *train[:held_out], *test]
-    corpus = encoder.encode_corpus([sentence.words for sentence in sentences], progress=progress)
+    corpus = encoder.encode_corpus([sentence.words for sentence in sentences])
     starts = corpus.starts.tolist()
     vectors = standardize(corpus.vectors, starts[first_dev], corpus.has_tokens)
     parsed = [ParsedSentence.from_treebank(sentence, start) for sentence, start in zip(sentences, starts)]
@@ -115,7 +113,7 @@ def fit_tree_spaces(
     grid = ProbeGrid([f"layer {encoder.layers[0]}"], list(map(str, seeds)), encoder.hidden_size, 1, 1)
     probes = StructuralProbes(grid, min(rank, encoder.hidden_size))
     options = training or ProbeTraining()
-    train_structural(probes, data["train"], data["dev"], "distance", options, description="probe", progress=progress)
+    train_structural(probes, data["train"], data["dev"], "distance", options, description="probe")
     scores = evaluate_distances(predict_structure(probes, data["test"], "distance"))
     test_vectors = vectors[starts[first_test] :, 0].float()
     sizes = [len(sentence.words) for sentence in test]

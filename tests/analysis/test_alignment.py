@@ -46,9 +46,9 @@ class RotatingEncoder:
 def test_rotation_is_recovered_from_word_pairs():
     """The rotated layer is aligned, the noise layer is not."""
     pairs = [(f"{word} {word % 7}", f"{word} {word % 7}") for word in range(90)]
-    alignment = align_languages(RotatingEncoder(1), RotatingEncoder(2), pairs, seeds=(0, 1), progress=False)
+    alignment = align_languages(RotatingEncoder(1), RotatingEncoder(2), pairs, seeds=(0, 1))
     assert (alignment.train_pairs, alignment.test_pairs) == (60, 30)
-    custom_split = align_languages(RotatingEncoder(1), RotatingEncoder(2), pairs, test_pairs=20, progress=False)
+    custom_split = align_languages(RotatingEncoder(1), RotatingEncoder(2), pairs, test_pairs=20)
     assert (custom_split.train_pairs, custom_split.test_pairs) == (70, 20)
     assert alignment.layers == [(0, 0), (1, 1)]
     assert alignment.accuracy_mapped[:, 1].tolist() == pytest.approx([1, 1])
@@ -56,7 +56,7 @@ def test_rotation_is_recovered_from_word_pairs():
     assert alignment.accuracy_mapped[:, 0].max() < 0.5
     torch.testing.assert_close(alignment.cka[:, 1], torch.ones(2))
     with pytest.raises(CtxError, match="5 pairs do not suffice"):
-        align_languages(RotatingEncoder(1), RotatingEncoder(2), pairs[:5], progress=False)
+        align_languages(RotatingEncoder(1), RotatingEncoder(2), pairs[:5])
 
 
 def test_multilingual_model_with_separate_vocabularies(tmp_path):

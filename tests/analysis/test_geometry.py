@@ -31,7 +31,7 @@ def encoder() -> WordEncoder:
 
 def test_similarities_equal_means_over_pairs(encoder):
     encoded = list(encoder.encode(SENTENCES))
-    geometry = measure_geometry(encoder, SENTENCES, min_occurrences=3, seeds=(0, 1), progress=False)
+    geometry = measure_geometry(encoder, SENTENCES, min_occurrences=3, seeds=(0, 1))
     assert geometry.words == ["the", "cat", "bank"]
     for word, similarities in zip(geometry.words, geometry.self_similarity, strict=True):
         vectors = [
@@ -55,7 +55,7 @@ def test_anisotropy_samples_one_word_per_sentence(encoder, monkeypatch):
     """Sampled words without tokens are excluded."""
     sample = {0: 1, 1: 1, 2: 2, 5: 0}
     monkeypatch.setattr("hf_ctxmodels.analysis.geometry._sample_words", lambda sentences, size, seed: sample)
-    geometry = measure_geometry(encoder, SENTENCES, min_occurrences=3, progress=False)
+    geometry = measure_geometry(encoder, SENTENCES, min_occurrences=3)
     vectors = [sentence.vectors[sample[number]] for number, sentence in enumerate(encoder.encode(SENTENCES))
                if number in sample and number != 1]  # fmt: skip
     cosines = torch.stack([F.cosine_similarity(a, b, dim=-1) for a, b in combinations(vectors, 2)])
@@ -66,7 +66,7 @@ def test_anisotropy_samples_one_word_per_sentence(encoder, monkeypatch):
 
 def test_static_vectors_do_not_depend_on_context():
     encoder = WordEncoder(*tiny_pair("glove", "AutoModel", [" ".join(words) for words in SENTENCES]))
-    geometry = measure_geometry(encoder, SENTENCES, min_occurrences=2, progress=False)
+    geometry = measure_geometry(encoder, SENTENCES, min_occurrences=2)
     torch.testing.assert_close(geometry.self_similarity, torch.ones_like(geometry.self_similarity), atol=1e-6, rtol=0)
     with pytest.raises(CtxError, match="do not suffice"):
-        measure_geometry(encoder, SENTENCES, min_occurrences=9, progress=False)
+        measure_geometry(encoder, SENTENCES, min_occurrences=9)

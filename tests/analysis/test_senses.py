@@ -95,7 +95,7 @@ def test_disambiguation_by_layer():
         )
         for number, (sense, length) in enumerate([(0, 1), (1, 2), (0, 3), (2, 4), (0, 5)] * 6)
     ]
-    result = disambiguate(SenseEncoder(), sentences, seeds=(0, 1, 2), progress=False)
+    result = disambiguate(SenseEncoder(), sentences, seeds=(0, 1, 2))
     assert (result.lemmas, result.instances) == (1, [6, 6, 6])
     torch.testing.assert_close(result.accuracy[:, 1], result.upper_bound)
     assert result.accuracy[:, 0].mean() < 0.9
@@ -109,12 +109,12 @@ def test_disambiguation_by_layer():
         )
         for number, file in enumerate(["a", "a", "b"])
     ]
-    unseen_result = disambiguate(SenseEncoder(), rare_sentences, seeds=range(6), test_fraction=0.5, progress=False)
+    unseen_result = disambiguate(SenseEncoder(), rare_sentences, seeds=range(6), test_fraction=0.5)
     assert {tuple(row) for row in unseen_result.accuracy.tolist()} == {(0.0, 0.0)}
     assert set(unseen_result.most_frequent.tolist()) == {0.0}
     assert unseen_result.upper_bound.tolist() == [0.0] * 6
     with pytest.raises(CtxError, match="1 files and 0 ambiguous lemmas"):
-        disambiguate(SenseEncoder(), rare_sentences[:1], progress=False)
+        disambiguate(SenseEncoder(), rare_sentences[:1])
 
 
 def test_sense_probe(monkeypatch):
@@ -124,17 +124,17 @@ def test_sense_probe(monkeypatch):
     senses = torch.randint(0, 3, (300,), generator=generator)
     vectors = torch.cat([torch.eye(3)[senses], 2 * torch.randn(300, 9, generator=generator)], 1)
     lemmas = torch.randint(0, 4, (300,), generator=generator)
-    probe = train_sense_probe(vectors, lemmas, 3 * lemmas + senses, rank=3, progress=False)
+    probe = train_sense_probe(vectors, lemmas, 3 * lemmas + senses, rank=3)
     assert probe.shape == (12, 3)
     assert probe[:3].norm() > 3 * probe[3:].norm()
     with pytest.raises(CtxError, match="No lemma has occurrences"):
-        train_sense_probe(vectors, lemmas, lemmas, rank=3, progress=False)
+        train_sense_probe(vectors, lemmas, lemmas, rank=3)
     sentences = [
         SenseSentence(["bank", str(number % 3), *"x" * (number % 4)],
                       [SenseInstance("bank (noun)", (f"1:{number % 3}",), 0, 1, False)], f"file{number % 10}")
         for number in range(120)
     ]  # fmt: skip
-    result = disambiguate(SenseEncoder(), sentences, probe_ranks=(2,), progress=False)
+    result = disambiguate(SenseEncoder(), sentences, probe_ranks=(2,))
     torch.testing.assert_close(result.probes, {2: torch.ones(1, dtype=torch.float64)})
 
 
@@ -147,7 +147,7 @@ def test_maps_and_neighbors_of_occurrences():
     assert [(occurrence.sentence, occurrence.start) for occurrence in occurrences] == [(0, 2), (1, 1), (2, 2), (3, 5)]
     assert find_occurrences(sentences, "bank", 2) == find_occurrences(sentences, "bank", 2)
     assert context_text(sentences[3], occurrences[3], size=2) == "... to a [bank]"
-    vectors, has_tokens = encode_occurrences(encoder, sentences, occurrences, progress=False)
+    vectors, has_tokens = encode_occurrences(encoder, sentences, occurrences)
     corpus = encoder.encode_corpus(sentences, progress=False)
     rows = [int(corpus.starts[occurrence.sentence]) + occurrence.start for occurrence in occurrences]
     torch.testing.assert_close(vectors, corpus.vectors[rows])
@@ -190,7 +190,7 @@ def test_real_model_beats_most_frequent_sense(shared_data):
     encoder = WordEncoder(CtxBertModel.from_pretrained(checkpoint), CtxBertTokenizer.from_pretrained(checkpoint))
     sentences = read_semcor(shared_data / "wsd" / "semcor_brown1_brown2.tar.gz")
     assert (len(sentences), sum(len(sentence.instances) for sentence in sentences)) == (20138, 192639)
-    result = disambiguate(encoder, sentences, max_lemmas=100, seeds=(0, 1, 2), progress=False)
+    result = disambiguate(encoder, sentences, max_lemmas=100, seeds=(0, 1, 2))
     assert (result.accuracy[:, -1] > result.most_frequent + 0.03).all()
     assert (result.accuracy[:, -1] > result.accuracy[:, 0] + 0.1).all()
 

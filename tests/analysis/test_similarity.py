@@ -101,15 +101,15 @@ def test_compare_layers_of_different_tokenizers():
     ]  # fmt: skip
     sentences = [text.split(" ") for text in texts]
     encoders = [WordEncoder(*tiny_pair(family, "AutoModel", texts)) for family in ("bert", "gpt2", "glove")]
-    result = compare_layers(encoders, sentences, max_words=60, seeds=(0, 1), progress=False)
+    result = compare_layers(encoders, sentences, max_words=60, seeds=(0, 1))
     assert result.models == [0] * 4 + [1] * 4 + [2]
     assert result.layers == [0, 1, 2, 3, 0, 1, 2, 3, 0]
     assert result.matrices["cka"].shape == (2, 9, 9)
     assert 40 < result.words < 60
-    repeated = compare_layers([encoders[0], encoders[0]], sentences, max_words=60, progress=False).matrices["cka"][0]
+    repeated = compare_layers([encoders[0], encoders[0]], sentences, max_words=60).matrices["cka"][0]
     torch.testing.assert_close(repeated[:4, :4], repeated[4:, :4])
     torch.testing.assert_close(repeated.diagonal(), torch.ones(8, dtype=torch.float64))
-    all_words = compare_layers([encoders[0]], sentences, max_words=10**6, progress=False)
+    all_words = compare_layers([encoders[0]], sentences, max_words=10**6)
     corpus = encoders[0].encode_corpus(sentences, progress=False)
     states = corpus.vectors[corpus.has_tokens]
     assert float(all_words.matrices["cka"][0][0, 3]) == pytest.approx(linear_cka(states[:, 0], states[:, 3]), abs=1e-4)
@@ -121,9 +121,9 @@ def test_all_families_in_one_matrix():
              for noun in ("river", "bank", "house")]  # fmt: skip
     sentences = [text.split() for text in texts]
     encoders = [WordEncoder(*tiny_pair(family, "AutoModel", texts)) for family in FAMILIES]
-    result = compare_layers(encoders, sentences, max_words=60, progress=False)
+    result = compare_layers(encoders, sentences, max_words=60)
     assert [*dict.fromkeys(result.models)] == list(range(len(FAMILIES)))
     matrix = result.matrices["cka"][0]
     torch.testing.assert_close(matrix.diagonal(), torch.ones(len(matrix), dtype=torch.float64))
     for encoder in encoders:
-        assert measure_geometry(encoder, sentences, progress=False).self_similarity.isfinite().all()
+        assert measure_geometry(encoder, sentences).self_similarity.isfinite().all()

@@ -61,9 +61,7 @@ class PythagoreanEncoder:
 def test_pythagorean_embedding_is_recovered(sentences):
     training = ProbeTraining(learning_rate=2e-2, min_steps=150)
     encoder = PythagoreanEncoder(sentences)
-    spaces = fit_tree_spaces(
-        encoder, sentences[:50], sentences[50:], rank=14, seeds=(0, 1), training=training, progress=False
-    )
+    spaces = fit_tree_spaces(encoder, sentences[:50], sentences[50:], rank=14, seeds=(0, 1), training=training)
     for space in spaces:
         assert space.layer == 2
         assert space.uuas > 0.9
@@ -83,9 +81,7 @@ def test_vectors_are_standardized(sentences):
             return corpus
 
     spaces = [
-        fit_tree_spaces(
-            encoder(sentences), sentences[:20], sentences[50:52], training=ProbeTraining(min_steps=5), progress=False
-        )[0]
+        fit_tree_spaces(encoder(sentences), sentences[:20], sentences[50:52], training=ProbeTraining(min_steps=5))[0]
         for encoder in (PythagoreanEncoder, ScaledEncoder)
     ]
     distances = [torch.cdist(space.points[0], space.points[0]) for space in spaces]

@@ -146,7 +146,6 @@ def train_structural(
     training: ProbeTraining,
     *,
     description: str,
-    progress: bool = True,
 ) -> None:
     """Train structural probes on trees; see `optimize_probes`."""
     batches_per_epoch = -(-len(train.sentences) // _BATCH_SENTENCES)
@@ -167,7 +166,6 @@ def train_structural(
         training,
         steps=epochs * batches_per_epoch,
         description=description,
-        progress=progress,
     )
 
 

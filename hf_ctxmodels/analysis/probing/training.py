@@ -199,9 +199,7 @@ def evaluate_probes(probes: Any, data: ProbeData, positive_label: int | None = N
     return Evaluation(*torch.stack(sums).sum(0))
 
 
-def train_probes(
-    probes: Any, train: ProbeData, dev: ProbeData, training: ProbeTraining, *, description: str, progress: bool = True
-) -> None:
+def train_probes(probes: Any, train: ProbeData, dev: ProbeData, training: ProbeTraining, *, description: str) -> None:
     """Train a batch of probes on vectors of examples; see `optimize_probes`."""
     batch_size = min(training.batch_size, len(train))
     steps = max(training.epochs * math.ceil(len(train) / batch_size), training.min_steps)
@@ -214,7 +212,6 @@ def train_probes(
         training,
         steps=steps,
         description=description,
-        progress=progress,
     )
 
 
@@ -227,7 +224,6 @@ def optimize_probes(
     *,
     steps: int,
     description: str,
-    progress: bool,
 ) -> None:
     """Train a batch of probes with Adam and a learning rate that falls linearly to 0, and load the weights of each
     probe with the lowest dev loss.
@@ -247,7 +243,7 @@ def optimize_probes(
     best: dict[str, Tensor] = {}
     best_loss = None
     evaluation_steps = {round(steps * (number + 1) / training.evaluations) for number in range(training.evaluations)}
-    for step, batch in enumerate(progress_bar(batches, description, unit="steps", total=steps, enabled=progress), 1):
+    for step, batch in enumerate(progress_bar(batches, description, unit="steps", total=steps), 1):
         probes.train()
         losses = batch_losses(batch)
         optimizer.zero_grad()

@@ -72,7 +72,7 @@ def test_batched_probes_equal_single_probes(options: Any, num_slots: int) -> Non
 
     def fit_probes(grid: ProbeGrid, data: ProbeData) -> tuple[Any, Tensor, Tensor]:
         probes = build_probes(grid, options)
-        train_probes(probes, data.select(0, 24), data.select(24, 32), TRAINING, description="", progress=False)
+        train_probes(probes, data.select(0, 24), data.select(24, 32), TRAINING, description="")
         evaluation = evaluate_probes(probes, data.select(32, 40))
         return probes, evaluation.loss, evaluation.score()
 
@@ -245,7 +245,7 @@ def test_labels_missing_in_training() -> None:
     data.targets[0, 20:] = UNKNOWN_LABEL
     data.targets[0, 0] = LABELS
     probes = build_probes(ProbeGrid(["0", "1", "2"], ["task"], HIDDEN, 1, LABELS + 1), LinearOptions())
-    train_probes(probes, data.select(0, 20), data, TRAINING, description="", progress=False)
+    train_probes(probes, data.select(0, 20), data, TRAINING, description="")
     assert evaluate_probes(probes, data.select(20, 40)).score().sum() == 0
     assert evaluate_probes(probes, data.select(20, 40)).loss.sum() == 0
     assert evaluate_probes(probes, data.select(0, 20)).score().max() > 0.3
