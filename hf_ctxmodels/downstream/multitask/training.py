@@ -17,7 +17,14 @@ from hf_ctxmodels.core.config import CtxConfig, convert_config_errors
 from hf_ctxmodels.core.console import format_next_commands, print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, ParsedChoices, flag, select_fields
-from hf_ctxmodels.data import ReweightedMixture, ShuffledMixture, UnlabeledCollator, UnlabeledMixture, mark_unlabeled
+from hf_ctxmodels.data import (
+    Mixture,
+    ReweightedMixture,
+    ShuffledMixture,
+    UnlabeledCollator,
+    UnlabeledMixture,
+    mark_unlabeled,
+)
 from hf_ctxmodels.data.files import describe_content
 from hf_ctxmodels.data.hub_datasets import source_name
 from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_CONFIGS, BottleneckConfig
@@ -33,7 +40,7 @@ from hf_ctxmodels.downstream.finetuning.task_evaluation import (
 )
 from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.downstream.multitask.configuration import check_task_name, task_entry
-from hf_ctxmodels.downstream.multitask.task_list import ListedTask, read_task_list
+from hf_ctxmodels.downstream.multitask.task_list import ListedTask, TaskList, read_task_list
 from hf_ctxmodels.downstream.tasks import TASKS, Encoded, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Collator, Feature
 from hf_ctxmodels.downstream.tasks.metrics import metric_range
@@ -275,26 +282,11 @@ def finetune_tasks(
     }
     best = BestModel(loop.output_dir, bool(loop.resume)) if arguments.keep == "best" else None
 
-    features, step_size = [training for training, _ in encoded.values()], global_batch_size(loop, accelerator)
-    if listed.sampling == "proportional":
-        examples: Any = ShuffledMixture(features, step_size)
-    elif listed.sampling == "temperature":
-        examples = ReweightedMixture.tempered(features, step_size, listed.temperature)
-    elif loop.max_steps is None:
-        epochs = loop.num_train_epochs or finetuning_epochs(sum(map(len, features)), step_size)
-        loop = replace(loop, num_train_epochs=epochs)
-        examples = ReweightedMixture.annealed(features, step_size, math.ceil(epochs))
-    else:
-        raise CtxError(
-            "Annealed sampling needs the length of the run in epochs.",
-            location="--max_steps",
-            hint="pass --num_train_epochs instead, or another sampling.",
-        )
-    if unlabeled:
-        examples = UnlabeledMixture(examples, unlabeled)
+    features = [training for training, _ in encoded.values()]
+    examples, loop = _mix_tasks(features, listed, loop, global_batch_size(loop, accelerator))
     result = TrainingLoop(
         model,
-        examples,
+        UnlabeledMixture(examples, unlabeled) if unlabeled else examples,
         collate,
         loop,
         accelerator,
@@ -320,6 +312,26 @@ def finetune_tasks(
         accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         _report(runs, evaluations, result, best.metrics if best is not None else result.metrics)
+
+
+def _mix_tasks(
+    features: list[list[Feature]], listed: TaskList, loop: LoopArguments, step_size: int
+) -> tuple[Mixture, LoopArguments]:
+    """The training examples of all tasks, sampled as the list says; and the arguments of the loop, with the number of
+    epochs over which the sampling is annealed."""
+    if listed.sampling == "proportional":
+        return ShuffledMixture(features, step_size), loop
+    if listed.sampling == "temperature":
+        return ReweightedMixture.tempered(features, step_size, listed.temperature), loop
+    if loop.max_steps is not None:
+        raise CtxError(
+            "Annealed sampling needs the length of the run in epochs.",
+            location="--max_steps",
+            hint="pass --num_train_epochs instead, or another sampling.",
+        )
+    epochs = loop.num_train_epochs or finetuning_epochs(sum(map(len, features)), step_size)
+    mixture = ReweightedMixture.annealed(features, step_size, math.ceil(epochs))
+    return mixture, replace(loop, num_train_epochs=epochs)
 
 
 def _new_model(
