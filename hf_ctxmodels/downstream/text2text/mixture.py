@@ -21,7 +21,7 @@ from hf_ctxmodels.downstream.finetuning.task_evaluation import BestModel, Severa
 from hf_ctxmodels.downstream.tasks import Encoded, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Collator, Feature
 from hf_ctxmodels.downstream.text2text.metrics import PERCENTAGES
-from hf_ctxmodels.downstream.text2text.templates import TextTask
+from hf_ctxmodels.downstream.text2text.text_task import TextTask
 from hf_ctxmodels.downstream.text2text.text_to_text import RankingEvaluation, TextToText, text_to_text_class
 
 _VALIDATION_SEED = 0

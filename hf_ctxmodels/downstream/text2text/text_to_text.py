@@ -20,7 +20,8 @@ from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.downstream.tasks.base import Encoded, Feature, Logits, TaskArguments, most_frequent
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq, SourceTarget
 from hf_ctxmodels.downstream.tasks.text_metrics import NormalizedReferences
-from hf_ctxmodels.downstream.text2text.templates import TextExample, TextTask
+from hf_ctxmodels.downstream.text2text.examples import TextExample
+from hf_ctxmodels.downstream.text2text.text_task import TextTask
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from hf_ctxmodels.core.paths import is_url, local_path
 from hf_ctxmodels.core.yaml_mapping import YamlMapping
 from hf_ctxmodels.data.table_files import Row
 from hf_ctxmodels.downstream.text2text.examples import Template, TextExample, value_text
-from hf_ctxmodels.downstream.text2text.templates import TASK_KEYS, TextTask, find_task_file, parse_entry, read_entries
+from hf_ctxmodels.downstream.text2text.task_files import find_task_file, read_entries
+from hf_ctxmodels.downstream.text2text.text_task import TASK_KEYS, TextTask, parse_entry
 from hf_ctxmodels.evaluation.clozes import Cloze
 
 Scoring = Literal["full", "partial", "likelihood", "cloze"]

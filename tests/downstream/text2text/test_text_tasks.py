@@ -12,7 +12,8 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import Row
 from hf_ctxmodels.downstream.text2text import TextTask
 from hf_ctxmodels.downstream.text2text.metrics import deca_score
-from hf_ctxmodels.downstream.text2text.templates import packaged_tasks, round_to_step
+from hf_ctxmodels.downstream.text2text.task_files import packaged_tasks
+from hf_ctxmodels.downstream.text2text.text_task import round_to_step
 
 PACKAGED = {name: task for stem in packaged_tasks() for name, task in TextTask.from_yaml(stem).items()}
 LABELED = {name: task for name, task in PACKAGED.items() if isinstance(task.labels, dict)}
