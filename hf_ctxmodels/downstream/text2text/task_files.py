@@ -50,13 +50,13 @@ class TaskEntry:
     """The entry of a task in a YAML file.
 
     Attributes:
-        keys: Its keys and values.
+        mapping: Its keys and values.
         location: `file:line` of the entry.
         folder: Base directory of relative paths.
     """
 
     name: str
-    keys: YamlMapping
+    mapping: YamlMapping
     location: str
     folder: Path
 

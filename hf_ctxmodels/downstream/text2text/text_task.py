@@ -456,14 +456,14 @@ def _normalize(text: str) -> str:
 
 
 def parse_entry(task_entry: TaskEntry) -> TextTask:
-    """The task of an entry with `TASK_KEYS`; raises CtxError if a key is missing or a value is invalid."""
-    entry, name, location, folder = task_entry.keys, task_entry.name, task_entry.location, task_entry.folder
+    """The task of an entry, from its `TASK_KEYS`; raises CtxError if a key is missing or a value is invalid."""
+    entry, name, location, folder = task_entry.mapping, task_entry.name, task_entry.location, task_entry.folder
 
     def fail(key: str, expected: str) -> CtxError:
         message = f"The task {name}: {key} is {str(values[key])[:80]!r}, expected {expected}."
         return entry.error(key, message, "correct it; see the example in the documentation of tasks as text.")
 
-    values: dict[str, Any] = {key: entry.text(key) for key in entry.nodes}
+    values: dict[str, Any] = {key: entry.text(key) for key in entry.nodes if key in TASK_KEYS}
     entry.require("input", "target")
     for key, value in values.items():
         if key in ("file", "train_filter", "metrics"):

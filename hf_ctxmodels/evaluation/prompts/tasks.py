@@ -261,9 +261,7 @@ def read_tasks(file: str | Path, folder: str | Path | None = None, name: str | N
     """
     tasks = {}
     for entry in read_entries(file, folder, "file of prompt tasks", (*TASK_KEYS, *_KEYS), name):
-        options = {key: _option(entry.keys, key) for key in _KEYS if key in entry.keys.nodes}
-        for key in options:
-            del entry.keys.nodes[key]
+        options = {key: _option(entry.mapping, key) for key in _KEYS if key in entry.mapping.nodes}
         tasks[entry.name] = PromptTask(parse_entry(entry), **options)
     return tasks
 
