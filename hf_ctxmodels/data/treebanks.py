@@ -31,7 +31,6 @@ class TreebankSentence:
     heads: list[int]
     relations: list[str]
     misc: list[dict[str, str]]
-    sentence_id: str
     document: str
     location: str
 
@@ -82,14 +81,11 @@ def read_treebank(file: str | Path) -> list[TreebankSentence]:
     sentences = []
     document = ""
     for lines in line_blocks(file):
-        sentence_id = ""
         rows: list[list[str]] = []
         locations: list[str] = []
         for number, line in lines:
             if match := re.match(r"#\s*newdoc(?:\s+id\s*=\s*(.*))?$", line):
                 document = (match[1] or "").strip() or f"{file}:{number}"
-            elif match := re.match(r"#\s*sent_id\s*=\s*(.*)$", line):
-                sentence_id = match[1].strip()
             location = f"{file}:{number}"
             cells = conllu_cells(line, location)
             if not cells:
@@ -115,7 +111,6 @@ def read_treebank(file: str | Path) -> list[TreebankSentence]:
                     heads=heads,
                     relations=list(columns[7]),
                     misc=[_attributes(cell) for cell in columns[9]],
-                    sentence_id=sentence_id,
                     document=document,
                     location=locations[0],
                 )

@@ -55,8 +55,8 @@ def test_read_treebank(tmp_path: Path, name: str, line_end: str) -> None:
     assert first.features[1] == {}
     assert first.misc[3] == {"SpaceAfter": "No"}
     assert first.is_punctuation() == [False] * 4 + [True]
-    assert (first.document, first.sentence_id, first.location[-2:]) == ("letters", "letters-1", ":4")
-    assert (second.words, second.document, second.sentence_id) == (["Yes"], "letters", "letters-2")
+    assert (first.document, first.location[-2:]) == ("letters", ":4")
+    assert (second.words, second.document) == (["Yes"], "letters")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def parse_sentence(text: str) -> TreebankSentence:
     return TreebankSentence(
         words=[*words], lemmas=[*words], upos=[*upos], xpos=["_"] * size,
         features=[dict(item.split("=") for item in cell.split("|") if item) for cell in features],
-        heads=[int(head) - 1 for head in heads], relations=[*relations], misc=[{}] * size, sentence_id="", document="",
+        heads=[int(head) - 1 for head in heads], relations=[*relations], misc=[{}] * size, document="",
         location="file:1",
     )  # fmt: skip
 
