@@ -26,7 +26,7 @@ from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.inference.prediction import Predictor
-from hf_ctxmodels.training.model_loading import load_config, load_model, new_model_with_seed
+from hf_ctxmodels.training.model_loading import load_config, load_model, loaded_names, new_model_with_seed
 
 Weights = dict[str, Tensor]
 """Tensors by the names of parameters: a point, or a direction."""
@@ -162,9 +162,8 @@ def _checkpoint_parameters(loss: HeldOutLoss, source: str) -> tuple[Weights, str
     with suppress_adapter_notice():
         checkpoint = load_model(source, loss.auto_class if has_head else "AutoModel", config)
     prefix = "" if has_head else f"{model.base_model_prefix}."
-    new_modules = tuple(f"{name}." for name in getattr(checkpoint, "newly_initialized_modules", ()))
-    loaded = {name: weight for name, weight in current_weights(checkpoint).items() if not name.startswith(new_modules)}
-    return {f"{prefix}{name}": weight for name, weight in loaded.items()}, prefix
+    loaded = set(loaded_names(checkpoint))
+    return {f"{prefix}{name}": weight for name, weight in current_weights(checkpoint).items() if name in loaded}, prefix
 
 
 def difference(start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> Weights:

@@ -406,6 +406,15 @@ def load_model(
     return model
 
 
+def loaded_names(model: PreTrainedModel) -> list[str]:
+    """Names of the parameters that were in the checkpoint of a model, and have not been re-initialized since."""
+    new_modules = tuple(f"{name}." for name in getattr(model, "newly_initialized_modules", ()))
+    reinitialized = set(getattr(model, "reinitialized_weights", ()))
+    return [
+        name for name, _ in model.named_parameters() if not name.startswith(new_modules) and name not in reinitialized
+    ]
+
+
 @contextmanager
 def without_load_report() -> Iterator[None]:
     """Suppress the table of missing and unexpected weights of transformers, which the caller reports.

@@ -20,7 +20,13 @@ from hf_ctxmodels.downstream.adapters.adapter_checkpoints import add_saved_adapt
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.training.corpora import make_objective
 from hf_ctxmodels.training.evaluation import LossEvaluation
-from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer, require_single_task
+from hf_ctxmodels.training.model_loading import (
+    load_config,
+    load_model,
+    load_tokenizer,
+    loaded_names,
+    require_single_task,
+)
 from hf_ctxmodels.training.optimizers import LAYER
 from hf_ctxmodels.training.pretraining import PretrainingArguments, make_model, model_config, resolve_family
 from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
@@ -134,8 +140,7 @@ class PretrainingEvaluation:
             )
         source = dict(finetuned_model.named_parameters())
         target = dict(self.model.base_model.named_parameters())
-        new_modules = tuple(f"{module}." for module in getattr(finetuned_model, "newly_initialized_modules", ()))
-        names = [name for name in target if name in source and not name.startswith(new_modules)]
+        names = [name for name in loaded_names(finetuned_model) if name in target]
         mismatched = [name for name in names if source[name].shape[1:] != target[name].shape[1:]]
         unmatched = sorted(name for name in set(target) ^ set(source) if LAYER.match(name))
         if not names or mismatched or unmatched or any(len(source[name]) < len(target[name]) for name in names):

@@ -9,23 +9,18 @@ from transformers import PreTrainedModel
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.training.callbacks import FinetuningCallback
+from hf_ctxmodels.training.model_loading import loaded_names
 from hf_ctxmodels.training.optimizers import unwrap_optimizer
 
 
 def pretrained_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
-    """The trainable encoder parameters that were loaded from the checkpoint, by their names in the encoder: neither
-    modules in `newly_initialized_modules`, such as a pooler, nor `reinitialized_weights`; raises CtxError if there are
-    none."""
+    """The trainable encoder parameters that were loaded from the checkpoint (`loaded_names`), by their names in the
+    encoder; raises CtxError if there are none."""
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
-    new_modules = tuple(f"{name}." for name in getattr(model, "newly_initialized_modules", ()))
-    reinitialized = set(getattr(model, "reinitialized_weights", ()))
     parameters = {
         name.removeprefix(prefix): parameter
-        for name, parameter in model.named_parameters()
-        if name.startswith(prefix)
-        and parameter.requires_grad
-        and not name.startswith(new_modules)
-        and name not in reinitialized
+        for name in loaded_names(model)
+        if name.startswith(prefix) and (parameter := model.get_parameter(name)).requires_grad
     }
     if not parameters:
         raise CtxError(
