@@ -303,7 +303,11 @@ class PairArguments:
     """Model and minimal pairs."""
 
     model: str = flag(REQUIRED, "Checkpoint directory or Hub id of a language model.")
-    pairs: list[str] = flag(REQUIRED, "Files of BLiMP (JSONL with sentence_good and sentence_bad) or Zorro (.txt).")
+    pairs: list[str] = flag(
+        REQUIRED,
+        "Files of BLiMP (JSONL or Parquet with sentence_good and sentence_bad), datasets with these columns, such as "
+        "nyu-mll/blimp:config=NAME, or files of Zorro (.txt).",
+    )
     unigram_text: list[str] = flag(REQUIRED, "Text files for the token frequencies of the unigram baseline.")
     max_pairs: int | None = flag(None, "Use the first N pairs of each file; by default all.")
     batch_size: int = flag(64, "Sequences per batch; a masked language model needs one per token.")

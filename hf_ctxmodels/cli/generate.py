@@ -32,6 +32,7 @@ from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.document_sources import load_documents
 from hf_ctxmodels.data.documents import NewsArticle
 from hf_ctxmodels.data.files import file_suffix, require_file
+from hf_ctxmodels.data.record_files import RECORD_SUFFIXES
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.tasks.base import repeated_prediction
@@ -400,7 +401,7 @@ def generation_head(config: PreTrainedConfig) -> str:
 
 def _read_texts(file: str) -> list[str]:
     """The stripped lines of a file; raises CtxError if it has none, or is a table."""
-    if (suffix := file_suffix(file)) in (".csv", ".tsv", ".jsonl"):
+    if (suffix := file_suffix(file)) in (".csv", ".tsv", *RECORD_SUFFIXES):
         raise CtxError(
             f"A {suffix} file is a table; expected a file with one text per line.",
             location=file,

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.text_files import read_json_lines, read_lines
+from hf_ctxmodels.data.record_files import read_records
+from hf_ctxmodels.data.text_files import read_lines
 
 Scorer = Callable[[Sequence[str]], Sequence[float]]
 """Function from sentences to scores; a higher score means a more probable sentence."""
@@ -40,8 +41,8 @@ def read_pairs(path: str | Path) -> list[MinimalPair]:
 
     A `.txt` file, also compressed, has the format of Zorro (Huebner et al. 2021): lines alternate between an
     unacceptable sentence and the acceptable one. Others have the format of BLiMP (Warstadt et al. 2020, arXiv
-    1912.00582): JSON lines with `sentence_good`, `sentence_bad` and `linguistics_term`. The phenomenon of pairs without
-    a term is the file's name.
+    1912.00582): JSON lines, Parquet or a dataset with `sentence_good`, `sentence_bad` and `linguistics_term`. The
+    phenomenon of pairs without a term is the file's name.
 
     Raises:
         CtxError: The file cannot be read, has another format, or has no pairs.
@@ -64,7 +65,7 @@ def read_pairs(path: str | Path) -> list[MinimalPair]:
 
 
 def _read_json_pairs(path: str | Path, default_phenomenon: str) -> Iterator[MinimalPair]:
-    for record, location in read_json_lines(path):
+    for record, location in read_records(path):
         good, bad = record.get("sentence_good"), record.get("sentence_bad")
         if not all(isinstance(sentence, str) and sentence.strip() for sentence in (good, bad)):
             message = "Expected an object with the strings sentence_good and sentence_bad."

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from commands import command_output, run_command, save, tiny_pair
+from datasets import Dataset
 from torch import Tensor
 from zoo import Case
 
@@ -286,3 +287,9 @@ def test_read_blimp_pairs(shared_data: Path) -> None:
     pairs = read_pairs(shared_data / "blimp" / "causative.jsonl.gz")
     assert len(pairs) == 1000
     assert pairs[0] == MinimalPair("Aaron breaks the glass.", "Aaron appeared the glass.", "argument_structure")
+
+
+def test_read_pairs_of_dataset(tmp_path: Path) -> None:
+    row = {"sentence_good": "Aaron breaks it.", "sentence_bad": "Aaron appeared it.", "linguistics_term": "arguments"}
+    Dataset.from_list([row]).save_to_disk(tmp_path / "blimp")
+    assert read_pairs(str(tmp_path / "blimp")) == [MinimalPair(*row.values())]
