@@ -184,7 +184,7 @@ def read_examples(
     words: list[str] = []
     if isinstance(attack, ClassificationAttack):
         task = SequenceClassification(task_arguments)
-        examples = task.read_file(arguments.validation_file)
+        examples = task.read(arguments.validation_file, "validation")
         for example in examples:
             if example.label != arguments.target_label:
                 groups.setdefault(example.label, []).append(example)
@@ -196,10 +196,10 @@ def read_examples(
             )
         groups = {label: groups[label] for label in arguments.label or sorted(groups)}
         if arguments.exclude_class_words:
-            word_examples = task.read_file(arguments.train_file) if arguments.train_file else examples
+            word_examples = task.read(arguments.train_file, "train") if arguments.train_file else examples
             words = class_words(word_examples, arguments.exclude_class_words)
     elif isinstance(attack, AnswerAttack):
-        questions = QuestionAnswering(task_arguments).read_file(arguments.validation_file)
+        questions = QuestionAnswering(task_arguments).read(arguments.validation_file, "validation")
         start = (arguments.question_word or "").lower()
         groups[start or "all"] = [
             item for item in questions if item.question.lower().split()[:1] == [start] or not start

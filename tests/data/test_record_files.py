@@ -130,10 +130,11 @@ def test_source_with_options(tmp_path, monkeypatch):
     assert describe_content(directory).endswith("):split=train")
 
 
-def test_validation_split_of_a_dataset(tmp_path):
+def test_validation_split_of_a_dataset(tmp_path, capsys):
     DatasetDict({"train": PAIRS, "validation": PAIRS.select([0]), "test": UNLABELED}).save_to_disk(tmp_path)
     task = TASKS["sequence-classification"](TaskArguments(text_columns="sentence1,sentence2"))
     training, validation = task.read_splits([str(tmp_path), f"{tmp_path}:split=validation"], str(tmp_path))
+    assert capsys.readouterr().err.count("warning") == 1
     assert (len(training), len(validation)) == (3, 1)
 
 

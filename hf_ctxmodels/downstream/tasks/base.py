@@ -227,13 +227,15 @@ class Task(ABC, Generic[Example]):
         raise CtxError("This task has no demo data.", location=self.name, hint="use a file, see --train_file.")
 
     def read(self, file: str, split: str) -> list[Example]:
-        """The examples of a file, or of a split of `demo`; raises CtxError if they cannot be read."""
-        return self.read_demo(split) if file == "demo" else self.read_file(file)
+        """The examples of a file, of a dataset, by default of this split, or of a split of `demo`; raises CtxError if
+        they cannot be read."""
+        return self.read_demo(split) if file == "demo" else self.read_file(with_default_split(file, split))
 
     def read_splits(self, train_files: Sequence[str], validation_file: str) -> tuple[list[Example], list[Example]]:
         """Training examples of all files, and validation examples, with a warning if they are in the same file; raises
-        CtxError as `read`. The default split of a dataset of validation examples is `validation`."""
+        CtxError as `read`."""
         validation_file = with_default_split(validation_file, "validation")
+        train_files = [with_default_split(file, "train") for file in train_files]
         for train_file in train_files:
             if "demo" not in (train_file, validation_file) and same_file(train_file, validation_file):
                 print_status(
