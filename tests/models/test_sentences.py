@@ -170,3 +170,22 @@ def test_sentence_transformers_module(checkpoint: Checkpoint, tmp_path: Path) ->
     pairs = [encoder.train().preprocess(texts) for texts in (TEXTS[:2], TEXTS[2:])]
     CosineSimilarityLoss(encoder)(pairs, torch.zeros(2)).backward()
     assert any(parameter.grad is not None and parameter.grad.any() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_sentence_transformers_encoder_of_encoder_decoder(family: str, tmp_path: Path) -> None:
+    """The documented modality configuration pools the states of the encoder, also after saving, without remote code."""
+    sentence_transformers = pytest.importorskip("sentence_transformers", reason="needs the extra `sentences`")
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    model, tokenizer, folder = save(FAMILIES[family], tmp_path / "model")
+    text = {"method": "forward", "method_output_name": "encoder_last_hidden_state"}
+    transformer = Transformer(folder, modality_config={"text": text}, module_output_name="token_embeddings")
+    modules = [transformer, Pooling(transformer.get_embedding_dimension(), "mean")]
+    encoder = sentence_transformers.SentenceTransformer(modules=modules, device="cpu")
+    expected = encode_sentences(model, tokenizer, TEXTS, pooling="mean")
+    torch.testing.assert_close(encoder.encode(TEXTS, convert_to_tensor=True), expected, **TOLERANCES)
+    encoder.save(str(tmp_path / "saved"))
+    loaded = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    torch.testing.assert_close(loaded.encode(TEXTS, convert_to_tensor=True), expected, **TOLERANCES)
+    assert saved_pooling(str(tmp_path / "saved")) == ("mean", False)
