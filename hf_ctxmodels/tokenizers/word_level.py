@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 from transformers import AutoTokenizer
+from transformers.utils import to_py_obj
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
@@ -228,8 +229,8 @@ TRANSLATION_SEPARATOR = "\t"  # between a text and its translation
 class CtxTranslationTokenizer(CtxWordTokenizer):
     r"""Splits source text like `CtxWordTokenizer`, and `text_target` reversibly into words.
 
-    Target words after white space begin with U+2581. Targets end with [EOS]. `decode` decodes source ids,
-    `decode_target` target ids.
+    Target words after white space begin with U+2581. Targets end with [EOS]. `decode` and `batch_decode` decode target
+    ids, such as the output of `generate`, or with `use_source_tokenizer=True` source ids.
 
     Args:
         target_words: Words of the target language by id, special tokens first; None for only special tokens, or, unless
@@ -297,6 +298,35 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
 
     def _switch_to_input_mode(self) -> None:
         self._tokenizer = self._source
+
+    def decode(
+        self,
+        token_ids: Any,
+        skip_special_tokens: bool = False,
+        *,
+        use_source_tokenizer: bool = False,
+        **kwargs: Any,
+    ) -> str | list[str]:
+        """Decode target ids of one text or a batch, like transformers' tokenizers with separate vocabularies.
+
+        Args:
+            token_ids: Target ids; source ids if the tokenizer has no target words.
+            skip_special_tokens: Omit special tokens except [UNK], as in `decode_target`.
+            use_source_tokenizer: The ids are source ids.
+        """
+        has_target_words = len(self.target_words or ()) > len(self.target_tokens)
+        if use_source_tokenizer or not has_target_words:
+            return super().decode(token_ids, skip_special_tokens=skip_special_tokens, **kwargs)
+        assert self._target is not None
+        ids = to_py_obj(token_ids)
+        ids = [ids] if isinstance(ids, int) else ids
+        is_batch = len(ids) > 0 and isinstance(ids[0], list | tuple)
+        sequences = ids if is_batch else [ids]
+        if skip_special_tokens:
+            texts = self.decode_target(sequences)
+        else:
+            texts = self._target.decode_batch(sequences, skip_special_tokens=False)
+        return texts if is_batch else texts[0]
 
     def decode_target(self, sequences: Iterable[Iterable[int]]) -> list[str]:
         """Decode sequences of target ids, without special tokens except [UNK]; raises CtxError without a target

@@ -49,7 +49,7 @@ def sentence_transformers(context: CheckContext) -> str:
         states = AutoModel.from_pretrained(directory).eval()(**batch).last_hidden_state
     mask = batch["attention_mask"][..., None]
     assert_close(embeddings, (states * mask).sum(1) / mask.sum(1))
-    return "for T5, BART and MASS, pool the encoder with `modality_config`, see the card of T5, or with `CtxSentenceEncoder`"
+    return "for T5, BART and MASS, pool the encoder: `modality_config` in the card of T5, or `CtxSentenceEncoder`"
 
 
 @check("sentence-transformers, CrossEncoder", "sentence-transformers")

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
-from hf_ctxmodels import CtxBertTokenizer, CtxCoveTokenizer, CtxError, CtxLmSeq2SeqTokenizer
+from hf_ctxmodels import CtxBertTokenizer, CtxCoveTokenizer, CtxCvtTokenizer, CtxError, CtxLmSeq2SeqTokenizer
 from hf_ctxmodels.data import Documents, load_documents
 from hf_ctxmodels.objectives import Translation, TranslationWithLanguageModels
+from hf_ctxmodels.tokenizers.word_level import CtxTranslationTokenizer
 
 PAIRS = [
     ("A cat sat on the mat.", "Eine Katze saß auf der Matte."),
@@ -52,7 +54,7 @@ def test_rows_and_batches(documents: Documents, tokenizer: CtxCoveTokenizer) -> 
     objective = Translation(tokenizer, max_length=20, seed=0)
     rows = list(objective.examples(documents))
     for row, (text, translation) in zip(rows, PAIRS, strict=True):
-        assert tokenizer.decode(row["input_ids"]).split() == tokenizer.tokenize(text)
+        assert tokenizer.decode(row["input_ids"], use_source_tokenizer=True).split() == tokenizer.tokenize(text)
         assert row["labels"][-1] == tokenizer.target_end_id
         assert tokenizer.decode_target([row["labels"]]) == [" ".join(translation.split())]
     batch = objective.collate(rows)
@@ -133,6 +135,26 @@ class TestTokenizer:
     def test_decode_target_restores_text(self, text: str) -> None:
         tokenizer = CtxCoveTokenizer.train([f"x\t{text}"], 30, min_count=1, min_target_count=1)
         assert tokenizer.decode_target(tokenizer(text_target=[text]).input_ids) == [text]
+
+    @pytest.mark.parametrize("tokenizer_class", [CtxCoveTokenizer, CtxLmSeq2SeqTokenizer, CtxCvtTokenizer])
+    def test_decode_reads_the_ids_of_the_decoder(self, tokenizer_class: type[CtxTranslationTokenizer]) -> None:
+        """As in tokenizers of transformers with separate vocabularies (Marian): the decoder's ids, or source ids with
+        `use_source_tokenizer`."""
+        tokenizer = tokenizer_class.train(["the cat sat\teine Katze saß."], 30, min_count=1, min_target_count=1)
+        encoded = tokenizer(["the cat", "sat"], text_target=["eine Katze", "saß."])
+        generated = torch.full((2, 5), tokenizer.target_pad_token_id)
+        for row, ids in zip(generated, encoded["labels"], strict=True):
+            row[: len(ids) + 1] = torch.tensor([tokenizer.target_start_id, *ids])
+        targets = ["eine Katze", "saß."]
+        assert tokenizer.batch_decode(generated, skip_special_tokens=True) == targets
+        assert tokenizer.decode(generated.numpy(), skip_special_tokens=True) == targets
+        assert [tokenizer.decode(row, skip_special_tokens=True) for row in generated.tolist()] == targets
+        assert tokenizer.decode(generated[0, -2:]).count("[PAD]") == 1
+        assert tokenizer.decode(generated[0, 1]) == "eine"
+        source = tokenizer.decode(encoded["input_ids"][0], skip_special_tokens=True, use_source_tokenizer=True)
+        assert source == "the cat"
+        monolingual = tokenizer_class.train(["the cat sat"], 30, min_count=1)
+        assert monolingual.decode(monolingual("the cat").input_ids, skip_special_tokens=True) == "the cat"
 
     def test_case_and_unknown_words(self) -> None:
         texts = ["A cat\tEine Katze"]
