@@ -124,6 +124,7 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
             sequence_ids,
             output_mask,
             width=config.layer_sizes[0],
+            position_ids=kwargs.get("position_ids"),
             past_key_values=past_key_values,
         )
         returns_hidden_states = config.returns_hidden_states(output_hidden_states)
@@ -187,10 +188,10 @@ class LSTMForCausalLM(StatefulGeneration, ForCausalLM):
     def encode_for_targets(self, target_mask: Tensor | None, computes_logits: bool, **inputs: Any) -> Any:
         """Run the encoder on all words, which the regularization terms need; `last_hidden_state` is after
         `output_dropout`. Without a mask and a cache, `position_ids` separate packed sequences (`packed_sequence_ids`);
-        otherwise an LSTM does not need them. Raises CtxError for the `prefix_mask` of a Transformer decoder, which
+        otherwise each row must have one sequence. Raises CtxError for the `prefix_mask` of a Transformer decoder, which
         would be ignored."""
         reject_unused_tensors(prefix_mask=inputs.pop("prefix_mask", None))
-        position_ids = inputs.pop("position_ids", None)
+        position_ids = inputs.get("position_ids")
         tokens = inputs.get("input_ids") if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"]
         masks = ("attention_mask", "sequence_ids", "past_key_values")
         if not (position_ids is None or tokens is None) and all(inputs.get(name) is None for name in masks):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from hf_ctxmodels.core.caches import RecurrentCache, check_recurrent_cache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import is_traced, on_host
-from hf_ctxmodels.core.inputs import check_no_empty_rows, sequence_numbers
+from hf_ctxmodels.core.inputs import check_no_empty_rows, check_one_sequence_per_row, sequence_numbers
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.pooling import build_token_mask
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences, concat_directions
@@ -54,6 +54,7 @@ def prepare_inputs(
     *,
     width: int | None = None,
     token_type_ids: Tensor | None = None,
+    position_ids: Tensor | None = None,
     past_key_values: RecurrentCache | None = None,
 ) -> CheckedInputs:
     """Check the common inputs of recurrent and static encoders.
@@ -68,6 +69,7 @@ def prepare_inputs(
             (targets, hidden).
         width: Width of the embeddings; None for `config.embedding_size`.
         token_type_ids: (batch, length), only validated: heads use them to separate two texts.
+        position_ids: (batch, length), only validated: without `sequence_ids` they must not separate packed sequences.
 
     Raises:
         CtxError: Inputs do not match each other or the model, or a row has no tokens.
@@ -79,6 +81,8 @@ def prepare_inputs(
     token_mask = build_token_mask(tokens, attention_mask, sequence_ids)
     if not is_traced(tokens):
         check_no_empty_rows(token_mask)
+    if position_ids is not None and sequence_ids is None:
+        check_one_sequence_per_row(position_ids, token_mask)
     sequences = None if sequence_ids is None else on_host(sequence_numbers, sequence_ids)
     return CheckedInputs(tokens, input_ids is not None, token_mask, sequences, model.config.unpad)
 

@@ -90,7 +90,14 @@ class RecurrentSentenceEncoder(CtxPreTrainedModel):
             `select_tokens` is False.
         """
         inputs = prepare_inputs(
-            self, input_ids, inputs_embeds, attention_mask, sequence_ids, output_mask, token_type_ids=token_type_ids
+            self,
+            input_ids,
+            inputs_embeds,
+            attention_mask,
+            sequence_ids,
+            output_mask,
+            token_type_ids=token_type_ids,
+            position_ids=kwargs.get("position_ids"),
         )
         token_mask = self.select_tokens(input_ids, inputs.token_mask)
         embedded = zero_padding(inputs.embed(self.get_input_embeddings()), token_mask)

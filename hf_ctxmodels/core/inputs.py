@@ -296,6 +296,31 @@ def packed_sequence_ids(position_ids: Tensor, shape: Sequence[int]) -> Tensor | 
     return None if indices is None else to_device(indices + 1, position_ids.device)
 
 
+def check_one_sequence_per_row(position_ids: Tensor, token_mask: Tensor) -> None:
+    """Raise CtxError if positions separate packed sequences: they do not increase by 1 from each token to the next.
+
+    For models without positions, which would ignore them. Not checked in traced graphs.
+
+    Args:
+        position_ids: (batch, length) or (1, length).
+        token_mask: (batch, length) bool, False at padding.
+    """
+    check_aligned({"position_ids": position_ids}, *token_mask.shape)
+    if is_traced(position_ids) or is_traced(token_mask):
+        return
+    mask = host_copy(token_mask)
+    first_positions = host_copy(position_ids).expand(mask.shape) - mask.cumsum(1)
+    lowest = first_positions.masked_fill(~mask, torch.iinfo(first_positions.dtype).max).amin(1)
+    highest = first_positions.masked_fill(~mask, torch.iinfo(first_positions.dtype).min).amax(1)
+    if bool((lowest < highest).any()):
+        row = int((lowest < highest).nonzero()[0])
+        raise CtxError(
+            f"Row {row} of position_ids does not increase by 1 from each token to the next, and the model has no "
+            "positions.",
+            hint="separate packed sequences by sequence_ids, 1 at the tokens of the first one, 2 of the second one.",
+        )
+
+
 def cumulative_token_counts(token_mask: Tensor, sequence_ids: Tensor | None) -> Tensor:
     """(batch, length) number of tokens of the sequence up to and including each column.
 

@@ -146,6 +146,20 @@ class TestInput:
             assert_error(model, too_long, str(network_case.max_sequence_length + 1), limit, "truncat")
         model(**make_batch(network_case, (network_case.max_sequence_length,)))
 
+    @as_subtests([case for case in NETWORKS if case.family.traits.is_recurrent], "network_case")
+    def test_positions_of_packed_sequences_without_positions(self, network_case: Case) -> None:
+        """A model without positions ignores them in rows of one sequence, and does not ignore packed sequences."""
+        batch, model = make_batch(network_case, side="left"), network_case.model()
+        positions = batch["attention_mask"].cumsum(1) - 1
+        positions = positions.masked_fill(batch["attention_mask"] == 0, 1)  # as in `generate`
+        assert_same_outputs(model(**batch, position_ids=positions), model(**batch))
+        packed = {"position_ids": with_value(positions, (1, -1), 0)}
+        assert_error(model, batch | packed, "Row 1 of position_ids", "sequence_ids")
+        unmasked = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
+        assert_error(model, unmasked | packed, "of position_ids", "sequence_ids")
+        model(**unmasked, **packed, sequence_ids=batch["attention_mask"])
+        assert_error(model, batch | {"position_ids": positions[:, 1:]}, "position_ids is (4, 11)")
+
     @as_subtests([case for case in HEADS if case.is_seq2seq])
     def test_invalid_inputs_with_encoder_outputs(self, case: Case) -> None:
         """`generate` passes the encoder outputs and the mask to the head."""

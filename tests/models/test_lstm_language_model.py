@@ -66,6 +66,18 @@ def test_mismatched_states_raise(language_model: Case) -> None:
         model(input_ids=IDS, past_key_values=cache, sequence_ids=torch.ones_like(IDS))
 
 
+@torch.no_grad()
+def test_positions_separate_packed_sequences_only_without_a_mask(language_model: Case) -> None:
+    model = language_model.model()
+    positions = torch.tensor([[*range(5), *range(7)]]).expand(3, -1)
+    separate = torch.cat([model(IDS[:, :5]).logits, model(IDS[:, 5:]).logits], dim=1)
+    torch.testing.assert_close(model(IDS, position_ids=positions).logits, separate)
+    mask = torch.ones_like(IDS)
+    torch.testing.assert_close(model(IDS, attention_mask=mask, position_ids=mask.cumsum(1)).logits, model(IDS).logits)
+    with pytest.raises(CtxError, match=r"Row 0 of position_ids .*\n.*sequence_ids"):
+        model(IDS, attention_mask=mask, position_ids=positions)
+
+
 def test_packed_sequences_have_separate_targets(language_model: Case) -> None:
     model = language_model.model()
     ids = IDS[:1, :7]

@@ -93,7 +93,14 @@ class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
             kwargs: Ignored arguments of other families' models.
         """
         inputs = prepare_inputs(
-            self, input_ids, inputs_embeds, attention_mask, sequence_ids, output_mask, token_type_ids=token_type_ids
+            self,
+            input_ids,
+            inputs_embeds,
+            attention_mask,
+            sequence_ids,
+            output_mask,
+            token_type_ids=token_type_ids,
+            position_ids=kwargs.get("position_ids"),
         )
         embeddings = inputs.embed(self.word_embeddings)
         states, final_states = run_bidirectional(self.layers, embeddings, inputs.pack(2), self.dropout)

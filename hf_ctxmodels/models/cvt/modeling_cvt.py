@@ -80,7 +80,14 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
         """
         config = self.config
         inputs = prepare_inputs(
-            self, input_ids, inputs_embeds, attention_mask, sequence_ids, output_mask, width=config.hidden_size
+            self,
+            input_ids,
+            inputs_embeds,
+            attention_mask,
+            sequence_ids,
+            output_mask,
+            width=config.hidden_size,
+            position_ids=kwargs.get("position_ids"),
         )
         if self.returns_final_states and sequence_ids is not None:
             raise CtxError("Final states cannot be combined with sequence_ids, which has several sequences per row.")

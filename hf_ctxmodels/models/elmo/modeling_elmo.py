@@ -88,6 +88,7 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
             sequence_ids,
             output_mask,
             width=config.projection_size,
+            position_ids=kwargs.get("position_ids"),
             past_key_values=past_key_values,
         )
         packing = inputs.pack(2)
