@@ -1,8 +1,11 @@
 """Reading of released weights and BPE codes, and the common parts of `hf-ctxmodels convert`."""
 
+import pickle
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,11 +29,51 @@ from hf_ctxmodels.tokenizers.bpe import END_OF_WORD
 _CONTINUATION = "@@"  # suffix of all subwords of a word except the last one, in files of fastBPE
 
 
-def read_torch_file(file: str | Path, allowed: Sequence[type] = ()) -> Any:
+class Placeholder:
+    """Object of a class that `read_pickle` does not create; ignores its arguments, state and items."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        """Ignore the state."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Ignore the item."""
+
+    def append(self, value: Any) -> None:
+        """Ignore the item."""
+
+
+class PlaceholderUnpickler(pickle.Unpickler):
+    """Unpickler that imports nothing and calls no function: all classes except `allowed` become `Placeholder`."""
+
+    allowed: Mapping[tuple[str, str], type] = MappingProxyType(
+        {(cls.__module__, cls.__name__): cls for cls in (Counter, OrderedDict)}
+    )
+
+    def find_class(self, module: str, name: str) -> type:
+        """The class, or `Placeholder`."""
+        return self.allowed.get((module, name), Placeholder)
+
+
+def read_pickle(file: str | Path, *, message: str, hint: str) -> Any:
+    """Read plain values of a pickle with `PlaceholderUnpickler`; raises CtxError, with `message` and `hint`, for a file
+    that is missing, damaged or no pickle."""
+    with wrap_errors(message, location=str(file), hint=hint), Path(file).open("rb") as opened:
+        return PlaceholderUnpickler(opened).load()
+
+
+def read_torch_file(
+    file: str | Path,
+    allowed: Sequence[type] = (),
+    *,
+    message: str = "Cannot read the weights",
+    hint: str = "use the released file, or a state dict: torch.save(model.state_dict(), ...).",
+) -> Any:
     """Read a pickle of tensors and plain values, and of `allowed` types, whose unpickling must not execute code; raises
-    CtxError for other files."""
-    hint = "use the released file, or a state dict: torch.save(model.state_dict(), ...)."
-    with wrap_errors("Cannot read the weights", location=str(file), hint=hint), safe_globals([*allowed]):
+    CtxError, with `message` and `hint`, for other files."""
+    with wrap_errors(message, location=str(file), hint=hint), safe_globals([*allowed]):
         return torch.load(file, map_location="cpu", weights_only=True)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.conversion.released_files import Conversion, load_weights, read_tensors, read_torch_file
+from hf_ctxmodels.conversion.released_files import Conversion, load_weights, read_pickle, read_tensors, read_torch_file
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.loading import read_json
@@ -107,16 +107,26 @@ def read_transformer_xl(file: str | Path, config: CtxTransformerXLConfig) -> Ctx
 
 
 def read_vocabulary(file: str | Path) -> list[str]:
-    """The words by id of a released vocabulary (vocab.bin), whose unpickling executes no code, or of a .txt with a word
-    per line; raises CtxError for another file."""
-    if Path(file).suffix == ".txt":
+    """Read the words by id of a released vocabulary.
+
+    Args:
+        file: vocab.bin of the release, vocab.pkl of `TransfoXLTokenizer.save_pretrained` of transformers 4, whose
+            unpickling executes no code, or a .txt with a word per line.
+
+    Raises:
+        CtxError: The file is missing, damaged or no vocabulary.
+    """
+    suffix = Path(file).suffix
+    if suffix == ".txt":
         return [line.rstrip("\n") for line in read_lines(file)]
-    content = read_torch_file(file, allowed=[Counter, OrderedDict])
+    errors = {"message": "Cannot read the vocabulary", "hint": "use vocab.bin, vocab.pkl, or a .txt of words."}
+    if suffix == ".pkl":
+        content = read_pickle(file, **errors)
+    else:
+        content = read_torch_file(file, allowed=[Counter, OrderedDict], **errors)
     words = content.get("idx2sym") if isinstance(content, Mapping) else None
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise CtxError(
-            "The file has no list of words `idx2sym`.", location=str(file), hint="use vocab.bin, or a .txt of words."
-        )
+        raise CtxError("The file has no list of words `idx2sym`.", location=str(file), hint=errors["hint"])
     return words
 
 
@@ -126,7 +136,7 @@ class TransformerXLConversion(Conversion):
 
     weights: str = flag(REQUIRED, "Weights, pytorch_model.bin.")
     config: str = flag(REQUIRED, "Its config.json.")
-    vocabulary: str = flag(REQUIRED, "Words by id: vocab.bin, or a .txt with a word per line.")
+    vocabulary: str = flag(REQUIRED, "Words by id: vocab.bin, vocab.pkl, or a .txt with a word per line.")
 
     def convert(self) -> tuple[CtxTransformerXLForCausalLM, CtxTransformerXLTokenizer, str]:
         """The model, its tokenizer and the file of the weights."""

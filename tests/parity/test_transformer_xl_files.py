@@ -1,8 +1,9 @@
 """Conversion of Transformer-XL files, written here with the released names."""
 
 import json
+import pickle
 import re
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, UserList, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -114,14 +115,44 @@ class Forbidden:
         return print, ("executed",)
 
 
+class SavedObject:
+    """An object with a state, as in vocab.pkl of transformers 4."""
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickled_vocabulary_of_transformers_4(
+    protocol: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its attributes include compiled patterns, and objects of sacremoses and tokenizers; no code is executed."""
+    _, flags = write_release(tmp_path)
+    normalizer, items = SavedObject(), UserList(["a"])
+    normalizer.substitutions = [("a", "b")]
+    attributes = {
+        "counter": Counter(WORDS), "special": ["<eos>"], "delimiter": None, "idx2sym": WORDS,
+        "sym2idx": OrderedDict((word, number) for number, word in enumerate(WORDS)),
+        "pattern": re.compile("[a-z]"), "moses_punct_normalizer": normalizer, "items": items,
+        "defaults": defaultdict(list, {"a": [1]}), "code": Forbidden(),
+    }  # fmt: skip
+    (tmp_path / "vocab.pkl").write_bytes(pickle.dumps(attributes, protocol))
+    assert run_command("convert", "transformer-xl", **flags | {"vocabulary": tmp_path / "vocab.pkl"}) == 0
+    assert "executed" not in capsys.readouterr().out
+    assert AutoTokenizer.from_pretrained(flags["output"])("the cat").input_ids == [1, 3, 0]
+
+
 def test_invalid_files_raise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Pickled code, unsupported variants, and weights that are not tied."""
     _, flags = write_release(tmp_path)
     torch.save({"idx2sym": WORDS, "other": Forbidden()}, tmp_path / "code.bin")
     assert run_command("convert", "transformer-xl", **flags | {"vocabulary": tmp_path / "code.bin"}) == 2
     captured = capsys.readouterr()
-    assert "code.bin" in captured.err
+    assert re.search(r"Cannot read the vocabulary(.|\n)*code\.bin", captured.err)
     assert "executed" not in captured.out
+    for content in (b"", b"text", pickle.dumps(Forbidden())):
+        (tmp_path / "damaged.pkl").write_bytes(content)
+        assert run_command("convert", "transformer-xl", **flags | {"vocabulary": tmp_path / "damaged.pkl"}) == 2
+        captured = capsys.readouterr()
+        assert re.search(r"vocabulary|list of words", captured.err)
+        assert "executed" not in captured.out
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "other.json").write_text(json.dumps(config | {"pre_lnorm": True}))
     assert run_command("convert", "transformer-xl", **flags | {"config": tmp_path / "other.json"}) == 2
