@@ -3,7 +3,9 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, Self
+from unicodedata import category
 
 import numpy as np
 import torch
@@ -17,9 +19,6 @@ Sentence = str | Sequence[str]
 """A text, or a list of words."""
 WordPooling = Literal["mean", "first", "last"]
 """Which token states of a word are averaged: all, or only the first or last one."""
-
-WORD = re.compile(r"\w+(?:[-'’.]\w+)*|[^\w\s]")
-"""A word or punctuation mark of a text."""
 
 NO_WORD = -1
 
@@ -43,14 +42,30 @@ class WordWindow:
     last: int
 
 
+@cache
+def word_pattern() -> re.Pattern[str]:
+    """The pattern of a word or punctuation mark of a text.
+
+    Contractions ("don't"), possessives, hyphenated words, numbers ("1,000.5", "10:30"), abbreviations of letters
+    ("U.S.") and addresses ("https://a.b/c") are words. Combining marks, such as vowel signs of Hindi, belong to words,
+    although they are no `\\w`.
+    """
+    marks = "".join(character for character in map(chr, range(0x300, 0x10000)) if category(character)[0] == "M")
+    letters = rf"\w++(?:[{marks}]+\w*)*"
+    address = r"\w++://[^\s<>\"]*[\w/]"
+    abbreviation = r"(?:[^\W\d_]\.){2,}(?![\w.])"
+    word = rf"{letters}(?:[-'’.\u200c\u200d]{letters}|(?<=\d)[,:]\d\w*)*"  # \u200c and \u200d have no width
+    return re.compile(rf"{address}|{abbreviation}|{word}|[^\w\s]")
+
+
 def split_words(sentence: Sentence) -> list[str]:
-    """The words of a sentence; punctuation marks are words.
+    """The words of a sentence; punctuation marks are words. See `word_pattern`.
 
     Example:
         >>> split_words("The river has a bank.")
         ['The', 'river', 'has', 'a', 'bank', '.']
     """
-    return WORD.findall(sentence) if isinstance(sentence, str) else list(sentence)
+    return word_pattern().findall(sentence) if isinstance(sentence, str) else list(sentence)
 
 
 def align_words(
@@ -115,7 +130,7 @@ def align_words(
 def word_spans(sentence: Sentence) -> np.ndarray:
     """(words, 2) start and end of each word in the text of the sentence."""
     if isinstance(sentence, str):
-        spans = [match.span() for match in WORD.finditer(sentence)]
+        spans = [match.span() for match in word_pattern().finditer(sentence)]
         return np.array(spans, dtype=np.int64).reshape(-1, 2)
     lengths = np.array([len(word) for word in sentence], dtype=np.int64)
     starts = np.cumsum(lengths + 1) - lengths - 1

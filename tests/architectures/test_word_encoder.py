@@ -13,7 +13,7 @@ from transformers import BertConfig, BertModel, PreTrainedModel, PreTrainedToken
 from zoo import tiny_config
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.architectures.word_alignment import align_words, split_words
+from hf_ctxmodels.architectures.word_alignment import align_words, split_words, word_spans
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.core.batch_threads import torch_threads
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
@@ -65,6 +65,25 @@ def expected_vectors(model: Any, tokenizer: Any, sentence: str | list[str], pool
         positions = {"mean": positions, "first": positions[:1], "last": positions[-1:]}[pooling]
         vectors.append(stacked[positions].mean(0) if positions else None)
     return vectors
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("I don't, it’s John's.", ["I", "don't", ",", "it’s", "John's", "."]),
+        ("the U.S. at 10:30 a.m. (e.g. J.", ["the", "U.S.", "at", "10:30", "a.m.", "(", "e.g.", "J", "."]),
+        ("1,000.5 of 3.14, 5: 7,a x,1", ["1,000.5", "of", "3.14", ",", "5", ":", "7", ",", "a", "x", ",", "1"]),
+        (
+            "e-mail me@b.org, see https://x.y/z?a=1.",
+            ["e-mail", "me", "@", "b.org", ",", "see", "https://x.y/z?a=1", "."],
+        ),
+        ("नमस्ते, cafe\u0301 and می\u200cخواهم!", ["नमस्ते", ",", "cafe\u0301", "and", "می\u200cخواهم", "!"]),
+        ("x.y... U.S.A foo.b. \ud800", ["x.y", ".", ".", ".", "U.S.A", "foo.b", ".", "\ud800"]),
+    ],
+)
+def test_words_of_raw_text(text: str, words: list[str]) -> None:
+    assert split_words(text) == words
+    assert [text[start:end] for start, end in word_spans(text)] == words
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
