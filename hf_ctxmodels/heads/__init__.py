@@ -22,6 +22,7 @@ from hf_ctxmodels.heads.base import (
     validate_targets,
     with_unused_parameters,
 )
+from hf_ctxmodels.heads.beam_search import ForBeamSearchQuestionAnswering
 from hf_ctxmodels.heads.causal_lm import ForCausalLM, next_token_targets
 from hf_ctxmodels.heads.downstream import (
     ForMultipleChoice,

@@ -18,7 +18,9 @@ from transformers import (
     LlamaConfig,
     MT5Config,
     PreTrainedConfig,
+    PreTrainedModel,
     XLMConfig,
+    XLMForQuestionAnswering,
     XLNetConfig,
     XLNetForQuestionAnswering,
 )
@@ -32,7 +34,7 @@ from hf_ctxmodels.downstream.finetuning.finetuning_run import load_config_and_to
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.downstream.text2text.pretraining import PretrainingMixtureOptions
 from hf_ctxmodels.models.t5 import CtxT5Config, CtxT5EncoderModel
-from hf_ctxmodels.models.xlm import CtxXLMConfig
+from hf_ctxmodels.models.xlm import CtxXLMConfig, CtxXLMForBeamSearchQuestionAnswering
 from hf_ctxmodels.models.xlnet import CtxXLNetForQuestionAnswering
 from hf_ctxmodels.objectives import MaskedLM
 from hf_ctxmodels.registry import FAMILIES, get_family
@@ -407,14 +409,29 @@ def test_tokenizer_without_padding_token(tmp_path: Path) -> None:
     assert config.pad_token_id == tokenizer.pad_token_id == tokenizer.eos_token_id is not None
 
 
-def test_alternative_head_of_reference_checkpoint(tmp_path: Path) -> None:
-    """XLNet's beam-search question answering, which is not the class of the auto class."""
-    sizes = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16, "vocab_size": 40}
-    XLNetForQuestionAnswering(XLNetConfig(**sizes)).save_pretrained(tmp_path)
+@pytest.mark.parametrize(
+    ("reference", "model_class"),
+    [
+        (
+            XLNetForQuestionAnswering(XLNetConfig(d_model=16, n_layer=1, n_head=2, d_inner=16, vocab_size=40)),
+            CtxXLNetForQuestionAnswering,
+        ),
+        (
+            XLMForQuestionAnswering(XLMConfig(emb_dim=16, n_layers=1, n_heads=2, vocab_size=40)),
+            CtxXLMForBeamSearchQuestionAnswering,
+        ),
+    ],
+    ids=["xlnet", "xlm"],
+)
+def test_alternative_head_of_reference_checkpoint(
+    reference: PreTrainedModel, model_class: type[PreTrainedModel], tmp_path: Path
+) -> None:
+    """Beam-search question answering, which is not the class of the auto class."""
+    reference.save_pretrained(tmp_path)
     auto_class = "AutoModelForQuestionAnswering"
     config = convert_reference_config(load_config(tmp_path), auto_class, tmp_path)
     model = load_model(tmp_path, auto_class, config, require_head=True)
-    assert type(model) is CtxXLNetForQuestionAnswering
+    assert type(model) is model_class
 
 
 def test_missing_and_damaged_weights(workspace, tmp_path, capfd):

@@ -61,8 +61,8 @@ class TaskArguments:
     )
     span_beam_search: bool = flag(
         False,
-        "Use XLNet's head, which predicts the end of an answer given its start, and separately whether there is an "
-        "answer.",
+        "Use the head of XLNet and XLM that predicts the end of an answer given its start, and separately whether "
+        "there is an answer.",
     )
     null_threshold: float = flag(
         0.0, "Predict no answer if its score exceeds the score of the best span by more than this."

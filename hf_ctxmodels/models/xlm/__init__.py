@@ -3,6 +3,7 @@
 from hf_ctxmodels.models.xlm.configuration_xlm import CtxXLMConfig
 from hf_ctxmodels.models.xlm.modeling_xlm import (
     XLM_CONVERSION,
+    CtxXLMForBeamSearchQuestionAnswering,
     CtxXLMForCausalLM,
     CtxXLMForMaskedLM,
     CtxXLMForMultipleChoice,
@@ -42,6 +43,7 @@ SPEC = FamilySpec(
         "AutoModelForQuestionAnswering": CtxXLMForQuestionAnswering,
         "AutoModelForMultipleChoice": CtxXLMForMultipleChoice,
     },
+    alternative_heads={"AutoModelForQuestionAnswering": CtxXLMForBeamSearchQuestionAnswering},
     objective_classes={
         "mlm": "StreamMaskedLM",
         "mlm+tlm": "CrossLingualLM",
@@ -74,6 +76,7 @@ SPEC = FamilySpec(
 
 __all__ = [
     "CtxXLMConfig",
+    "CtxXLMForBeamSearchQuestionAnswering",
     "CtxXLMForCausalLM",
     "CtxXLMForMaskedLM",
     "CtxXLMForMultipleChoice",

@@ -64,6 +64,7 @@ class CtxXLMConfig(CtxMultilingualConfig):
         causal: Causal attention; set by `CtxXLMForCausalLM`.
         num_language_layers: Number of lower layers that each language has separately, if there are several languages
             (Wu et al. 2020, arXiv 1911.01464, section 4.3).
+        start_n_top, end_n_top: Number of start candidates of the beam-search span head, and of ends per start.
         initializer_range: Standard deviation of the embeddings; None for hidden_size ** -0.5. Linear layers keep the
             initialization of torch, as in the released code.
     """
@@ -93,6 +94,8 @@ class CtxXLMConfig(CtxMultilingualConfig):
     sinusoidal_embeddings: bool = False
     causal: bool = False
     num_language_layers: int = 0
+    start_n_top: int = 5
+    end_n_top: int = 5
     initializer_range: float | int | None = None
     layer_norm_eps: float = 1e-12
     pad_token_id: int | None = 2

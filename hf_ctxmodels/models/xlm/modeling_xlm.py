@@ -44,6 +44,10 @@ XLM_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"layer_norm2\.(\d+)\.", r"layers\.\1\.feed_forward_norm\."),
     WeightRenaming(r"out_lin\.", r"out_proj\."),
     WeightRenaming(r"pred_layer\.proj\.", r"lm_head\."),
+    WeightRenaming(r"^qa_outputs\.start_logits\.", r"start_logits\."),
+    WeightRenaming(r"^qa_outputs\.end_logits\.", r"end_logits\."),
+    WeightRenaming(r"^qa_outputs\.answer_class\.", r"answer_class\."),
+    WeightRenaming(r"end_logits\.LayerNorm\.", r"end_logits\.norm\."),
     *fused_projections("attention", ("q_lin", "k_lin", "v_lin")),
 ]
 # transformers names the classifier of sequence heads `sequence_summary.summary`; loading uses this table for all heads
@@ -391,3 +395,9 @@ class CtxXLMForQuestionAnswering(heads.ForQuestionAnswering, CtxXLMHeadModel):
     """XLM with a span classifier for extractive question answering."""
 
     reference_architecture = "XLMForQuestionAnsweringSimple"
+
+
+class CtxXLMForBeamSearchQuestionAnswering(heads.ForBeamSearchQuestionAnswering, CtxXLMHeadModel):
+    """XLM with beam search over spans and answerability for extractive question answering."""
+
+    reference_architecture = "XLMForQuestionAnswering"

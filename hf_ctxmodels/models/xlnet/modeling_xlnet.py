@@ -40,7 +40,6 @@ from hf_ctxmodels.layers.cpu.linear import linear, prepack_linear_layers, prepac
 from hf_ctxmodels.layers.cpu.relative_attention import RelativeBiases
 from hf_ctxmodels.layers.pooling import build_token_mask, pool_tokens
 from hf_ctxmodels.layers.transformer import FeedForward, ResidualSum
-from hf_ctxmodels.models.xlnet.beam_search_head import ForBeamSearchQuestionAnswering
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_CONVERSION, XLNET_EXPORT
 from hf_ctxmodels.models.xlnet.segment_recurrence import (
@@ -513,7 +512,7 @@ class CtxXLNetForQuestionAnsweringSimple(heads.ForQuestionAnswering, CtxXLNetHea
     output_class = CtxXLNetForQuestionAnsweringSimpleOutput
 
 
-class CtxXLNetForQuestionAnswering(ForBeamSearchQuestionAnswering, CtxXLNetHeadModel):
+class CtxXLNetForQuestionAnswering(heads.ForBeamSearchQuestionAnswering, CtxXLNetHeadModel):
     """XLNet with beam search over spans and answerability for extractive question answering."""
 
 

@@ -1,4 +1,4 @@
-"""XLNet's question answering head: loss and answers compared with transformers, and the commands."""
+"""The question answering heads of XLNet and XLM with beam search, compared with transformers, and the commands."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from labeled_texts import save_tiny, squad_files
 from task_files import make_task
 from zoo import assert_close, tiny_config, with_random_parameters
 
-from hf_ctxmodels import CtxError, CtxXLNetForQuestionAnswering
+from hf_ctxmodels import CtxError, CtxXLMForBeamSearchQuestionAnswering, CtxXLNetForQuestionAnswering
 from hf_ctxmodels.downstream.finetuning.task_evaluation import feature_outputs
 from hf_ctxmodels.downstream.tasks.question_answering import Question
 from hf_ctxmodels.hub import model_card
@@ -21,6 +21,10 @@ from hf_ctxmodels.inference import answer_questions
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.model_loading import new_model
 
+CLASSES = {
+    "xlnet": (transformers.XLNetForQuestionAnswering, CtxXLNetForQuestionAnswering),
+    "xlm": (transformers.XLMForQuestionAnswering, CtxXLMForBeamSearchQuestionAnswering),
+}
 FAMILY = FAMILIES["xlnet"]
 CONTEXT = " ".join(f"The old sailor painted the red bridge {number} times." for number in range(9))
 QUESTIONS = [
@@ -49,18 +53,20 @@ def expected_answer(reference: Any, features: list[Any], windows: list[Any], con
     return max(spans, key=spans.__getitem__, default=""), null
 
 
+@pytest.mark.parametrize("family_name", CLASSES)
 @torch.no_grad()
-def test_loss_and_answers_match_transformers(tmp_path: Path) -> None:
+def test_loss_and_answers_match_transformers(family_name: str, tmp_path: Path) -> None:
     """The loss of a batch with windows and padding, and the decoded answers."""
     torch.manual_seed(0)
-    tokenizer = FAMILY.tokenizer.train([question.context for question in QUESTIONS] * 3, vocab_size=90)
-    config = tiny_config(FAMILY, vocab_size=len(tokenizer), start_n_top=4, end_n_top=3)
+    family, (reference_class, model_class) = FAMILIES[family_name], CLASSES[family_name]
+    tokenizer = family.tokenizer.train([question.context for question in QUESTIONS] * 3, vocab_size=90)
+    config = tiny_config(family, vocab_size=len(tokenizer), start_n_top=4, end_n_top=3)
     task = make_task("question-answering", max_length=40, doc_stride=9, max_answer_length=6, span_beam_search=True)
     task.configure(config, QUESTIONS, [])
     model = with_random_parameters(new_model("AutoModelForQuestionAnswering", config), 0).eval()
-    assert type(model) is CtxXLNetForQuestionAnswering
+    assert type(model) is model_class
     model.export_reference(tmp_path)
-    reference = transformers.XLNetForQuestionAnswering.from_pretrained(tmp_path).eval()
+    reference = reference_class.from_pretrained(tmp_path).eval()
     encoded = task.encode(QUESTIONS, tokenizer)
     assert len(encoded.features) > len(QUESTIONS)
     batch = task.collator(tokenizer)(encoded.features)

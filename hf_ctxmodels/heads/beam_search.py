@@ -1,5 +1,5 @@
-"""The question-answering head of XLNet (Yang et al. 2019, released code for SQuAD 2.0) with beam search over spans:
-the end of an answer is predicted given its start."""
+"""The question-answering head of XLNet (Yang et al. 2019, released code for SQuAD 2.0), which XLM uses as well: beam
+search over spans, where the end of an answer is predicted given its start."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -73,7 +73,8 @@ class BeamSearchSpanOutput(ModelOutput):
             of the name in transformers), and their columns.
         end_top_log_probs, end_top_index: (batch, ends * starts) of the top ends of each start, which varies fastest.
         cls_logits: (batch,) logits of being unanswerable.
-        hidden_states, attentions, mems: See `SegmentRecurrenceOutput`.
+        hidden_states, attentions: As in the output of the encoder.
+        mems: The memory, of models with one.
     """
 
     loss: Tensor | None = None

@@ -1,30 +1,39 @@
-"""XLNet's beam-search span head against transformers."""
+"""The beam-search span heads of XLNet and XLM against transformers."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedModel, XLNetForQuestionAnswering
+from transformers import PreTrainedModel, XLMForQuestionAnswering, XLNetForQuestionAnswering
 from zoo import Batch, Case, LowRank, assert_close, assert_same_weights, load_strict, make_batch, with_random_parameters
 
-from hf_ctxmodels import CtxError, CtxXLNetForQuestionAnswering
+from hf_ctxmodels import CtxError, CtxXLMForBeamSearchQuestionAnswering, CtxXLNetForQuestionAnswering
 from hf_ctxmodels.registry import FAMILIES
 
-CASE = Case(FAMILIES["xlnet"], "AutoModelForQuestionAnswering")
+CLASSES = {
+    "xlnet": (XLNetForQuestionAnswering, CtxXLNetForQuestionAnswering),
+    "xlm": (XLMForQuestionAnswering, CtxXLMForBeamSearchQuestionAnswering),
+}
+
+
+@pytest.fixture(params=CLASSES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return Case(FAMILIES[request.param], "AutoModelForQuestionAnswering")
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> tuple[PreTrainedModel, PreTrainedModel]:
+def pair(case: Case, tmp_path: Path) -> tuple[PreTrainedModel, PreTrainedModel]:
     torch.manual_seed(0)
-    config = CASE.reference_config(start_n_top=3, end_n_top=2)
-    reference = with_random_parameters(XLNetForQuestionAnswering(config), 0).eval()
+    reference_class, model_class = CLASSES[case.family.name]
+    config = case.reference_config(start_n_top=3, end_n_top=2)
+    reference = with_random_parameters(reference_class(config), 0).eval()
     reference.save_pretrained(tmp_path)
-    return reference, load_strict(CtxXLNetForQuestionAnswering, tmp_path)
+    return reference, load_strict(model_class, tmp_path)
 
 
-def batch_and_mask() -> tuple[Batch, torch.Tensor]:
+def batch_and_mask(case: Case) -> tuple[Batch, torch.Tensor]:
     """Examples padded on the left, and a p_mask for the padding and the first three tokens."""
-    batch = make_batch(CASE, (12, 7, 9))
+    batch = make_batch(case, (12, 7, 9), side="left")
     excluded = torch.arange(12)[None] < 12 - batch["attention_mask"].sum(1, keepdim=True) + 3
     return batch, excluded.float()
 
@@ -32,13 +41,15 @@ def batch_and_mask() -> tuple[Batch, torch.Tensor]:
 def test_export_is_bit_exact(pair: tuple[PreTrainedModel, PreTrainedModel], tmp_path: Path) -> None:
     reference, model = pair
     model.export_reference(tmp_path / "export")
-    assert_same_weights(load_strict(XLNetForQuestionAnswering, tmp_path / "export"), reference)
+    assert_same_weights(load_strict(type(reference), tmp_path / "export"), reference)
 
 
 @pytest.mark.parametrize("cls_index", [None, torch.tensor([11, 10, 9])])
-def test_beam_search_outputs(pair: tuple[PreTrainedModel, PreTrainedModel], cls_index: torch.Tensor | None) -> None:
+def test_beam_search_outputs(
+    case: Case, pair: tuple[PreTrainedModel, PreTrainedModel], cls_index: torch.Tensor | None
+) -> None:
     reference, model = pair
-    batch, excluded = batch_and_mask()
+    batch, excluded = batch_and_mask(case)
     with torch.no_grad():
         expected = reference(**batch, p_mask=excluded, cls_index=cls_index)
         outputs = model(**batch, p_mask=excluded, cls_index=cls_index)
@@ -49,9 +60,9 @@ def test_beam_search_outputs(pair: tuple[PreTrainedModel, PreTrainedModel], cls_
 
 
 @pytest.mark.parametrize("answerable", [True, False])
-def test_losses_and_gradients(pair: tuple[PreTrainedModel, PreTrainedModel], answerable: bool) -> None:
+def test_losses_and_gradients(case: Case, pair: tuple[PreTrainedModel, PreTrainedModel], answerable: bool) -> None:
     reference, model = pair
-    batch, excluded = batch_and_mask()
+    batch, excluded = batch_and_mask(case)
     targets = {"start_positions": torch.tensor([4, 9, 8]), "end_positions": torch.tensor([6, 9, 11])}
     if answerable:
         targets |= {"is_impossible": torch.tensor([0.0, 1.0, 0.0]), "cls_index": torch.tensor([11, 11, 11])}
@@ -61,15 +72,15 @@ def test_losses_and_gradients(pair: tuple[PreTrainedModel, PreTrainedModel], ans
     expected.backward()
     loss.backward()
     for head in ("start_logits", "end_logits"):
-        modules = (getattr(network, head) for network in (model, reference))
+        modules = (getattr(network, head) for network in (model, getattr(reference, "qa_outputs", reference)))
         assert_close(*([parameter.grad for parameter in module.parameters()] for module in modules), head)
-    assert_close(model.xlnet.word_embeddings.weight.grad, reference.transformer.word_embedding.weight.grad)
+    assert_close(*(network.get_input_embeddings().weight.grad for network in (model, reference)))
 
 
-def test_padding_is_excluded(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+def test_padding_is_excluded(case: Case, pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
     _, model = pair
-    unpadded = make_batch(CASE, (5,))
-    padded = make_batch(CASE, (5,), width=9)
+    unpadded = make_batch(case, (5,), side="left")
+    padded = make_batch(case, (5,), width=9, side="left")
     with torch.no_grad():
         expected, outputs = model(**unpadded), model(**padded)
     for name in ("start_top_log_probs", "end_top_log_probs", "cls_logits"):
@@ -84,9 +95,9 @@ def test_short_input_has_fewer_candidates(pair: tuple[PreTrainedModel, PreTraine
     assert outputs.end_top_index.shape == (1, 4)
 
 
-def test_accumulated_loss_equals_batch_loss(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+def test_accumulated_loss_equals_batch_loss(case: Case, pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
     _, model = pair
-    batch, _ = batch_and_mask()
+    batch, _ = batch_and_mask(case)
     batch |= {
         "start_positions": torch.tensor([4, 500, 8]),
         "end_positions": torch.tensor([6, 500, 11]),
@@ -98,9 +109,9 @@ def test_accumulated_loss_equals_batch_loss(pair: tuple[PreTrainedModel, PreTrai
     assert_close(torch.stack(losses).sum(), model(**batch).loss)
 
 
-def test_invalid_inputs_raise(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+def test_invalid_inputs_raise(case: Case, pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
     _, model = pair
-    batch, excluded = batch_and_mask()
+    batch, excluded = batch_and_mask(case)
     targets = {"start_positions": torch.tensor([4, 9, 8]), "end_positions": torch.tensor([6, 1, 11])}
     with pytest.raises(CtxError, match=r"end_positions\[1\] is 1"):
         model(**batch, **targets)
@@ -120,9 +131,9 @@ def test_invalid_inputs_raise(pair: tuple[PreTrainedModel, PreTrainedModel]) -> 
                 model(**batch, **valid | {name: value})
 
 
-def test_adapter_of_end_classifier_is_used(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+def test_adapter_of_end_classifier_is_used(case: Case, pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
     _, model = pair
-    batch, _ = batch_and_mask()
+    batch, _ = batch_and_mask(case)
     base = model(**batch).end_top_log_probs
     adapter = model.end_logits.dense_0 = LowRank(model.end_logits.dense_0)
     adapted = model(**batch).end_top_log_probs
