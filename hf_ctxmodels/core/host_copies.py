@@ -73,10 +73,12 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 def on_host(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """`function(*tensors)` of integer or bool tensors, computed on the CPU and copied to the device of the tensors.
 
-    With a floating-point tensor it is computed on the device.
+    With a floating-point tensor it is computed on the device, and with a tensor without values on the meta device.
     """
     if any(tensor.is_floating_point() for tensor in tensors):
         return function(*tensors)
+    if any(tensor.device.type == "meta" and is_traced(tensor) for tensor in tensors):
+        return function(*(tensor.to("meta") for tensor in tensors))
     return to_device(function(*(host_copy(tensor) for tensor in tensors)), tensors[0].device)
 
 

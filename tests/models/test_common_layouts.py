@@ -19,6 +19,7 @@ from zoo import (
     SIDES,
     TOKEN_HEADS,
     Case,
+    as_subtests,
     assert_close,
     assert_nonzero_gradients,
     assert_same_gradients,
@@ -371,3 +372,20 @@ def test_block_masks_of_heads(name: str, targets: dict[str, tuple[int, ...]], un
     )
     with torch.no_grad():
         torch.testing.assert_close(model(**batch, attention_mask=mask).loss, model(**batch).loss)
+
+
+# UniLM and ERNIE-GEN derive their masks and queries from the values of the segments
+@as_subtests([case for case in [*NETWORKS, *REPRESENTATIVES] if case.family.name not in ("unilm", "ernie_gen")])
+@torch.no_grad()
+def test_shapes_on_the_meta_device(case: Case) -> None:
+    """With and without a mask, as tools that count operations or memory call models."""
+    batch = make_batch(case)
+    batches = [batch, {name: tensor for name, tensor in batch.items() if "mask" not in name}]
+    model = case.model()
+    expected = [tensors_of(model(**tensors)) for tensors in batches]
+    model = model.to("meta")
+    for tensors, outputs in zip(batches, expected, strict=True):
+        actual = tensors_of(model(**{name: tensor.to("meta") for name, tensor in tensors.items()}))
+        assert {name: tensor.shape for name, tensor in actual.items()} == {
+            name: tensor.shape for name, tensor in outputs.items()
+        }

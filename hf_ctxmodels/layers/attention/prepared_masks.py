@@ -296,7 +296,7 @@ def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, li
         token_mask = None
     if token_mask is None and _is_sdpa_causal(spec, layout, keys):
         return PaddedMask(spec, None, None, True)
-    can_skip_mask = spec.is_full and keys.sequences is None and (token_mask is None or is_traced(token_mask))
+    can_skip_mask = spec.is_full and keys.sequences is None and token_mask is None
     mask = ALL_MASK_ATTENTION_FUNCTIONS[layout.implementation](
         batch_size=layout.batch_size,
         q_length=layout.length,
