@@ -60,7 +60,12 @@ def check_encoder_input(
         axes = ", ".join(("batch", "length", *token_id_axes))
         raise CtxError(f"input_ids must be ({axes}), inputs_embeds (batch, length, hidden); got {tuple(inputs.shape)}.")
     if not inputs.shape[0] or not inputs.shape[1]:
-        raise CtxError(f"The batch is empty: shape {tuple(inputs.shape)}. Drop empty batches and texts without tokens.")
+        name = "input_ids" if input_ids is not None else "inputs_embeds"
+        problem = "it has no sequence" if not inputs.shape[0] else "its texts are empty or have no tokens"
+        raise CtxError(
+            f"The batch is empty: {name} is {tuple(inputs.shape)}, {problem}.",
+            hint="remove empty batches and texts.",
+        )
     batch_size, length = inputs.shape[:2]
     if max_length is not None and length > max_length:
         raise CtxError(
@@ -269,7 +274,7 @@ def check_no_empty_rows(token_mask: Tensor) -> None:
     has_token = host_copy(token_mask).any(1)
     if not bool(has_token.all()):
         row = int((~has_token).nonzero()[0])
-        raise CtxError(f"Row {row} of attention_mask has no token.", hint="remove the row.")
+        raise CtxError(f"Row {row} of attention_mask has no token.", hint="remove the row or empty text.")
 
 
 def packed_sequence_ids(position_ids: Tensor, shape: Sequence[int]) -> Tensor | None:

@@ -68,7 +68,9 @@ class TestInput:
         assert_error(model, {}, "input_ids", "inputs_embeds")
         for shape in ((0, 5), (2, 0)):
             characters = [TINY["max_characters_per_token"]] * len(network_case.token_id_axes)
-            assert_error(model, {"input_ids": torch.zeros(*shape, *characters, dtype=torch.long)}, "empty")
+            problem = "texts are empty" if shape[0] else "no sequence"
+            empty = torch.zeros(*shape, *characters, dtype=torch.long)
+            assert_error(model, {"input_ids": empty}, f"The batch is empty: input_ids is {tuple(empty.shape)}", problem)
 
     @as_subtests([case for case in NETWORKS if case.accepts_inputs_embeds], "network_case")
     def test_invalid_inputs_embeds(self, network_case: Case) -> None:
