@@ -98,7 +98,7 @@ def test_auto_run_equals_run_with_suggested_rate(workspace, pretraining_setup, t
     summary = result.summary(task="", dataset="", warnings=["The loss did not fall"])
     assert summary.hyperparameters["learning_rate"] == rate
     summary.print_warnings()
-    assert "hint: try more steps, a pretrained --model" in capsys.readouterr().out, "no hint to measure the rate"
+    assert "hint: try more steps, or a pretrained --model" in capsys.readouterr().out, "no hint to measure the rate"
     monkeypatch.setattr(loop, "learning_rate_range_test", None)
     model = new_model(workspace, "dropout.json")
     resumed = arguments(tmp_path / "auto", learning_rate="auto", max_steps=6, resume=True, **options)
