@@ -322,11 +322,13 @@ class CtxPreTrainedModel(PreTrainedModel):
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def reference_config(self) -> dict[str, Any]:
-        """Return this model's configuration with the fields and names of the reference class."""
+        """Return this model's configuration with the fields and names of the reference class, also those with only one
+        supported value, which third-party tools read without a default."""
+        fixed_values = {name: supported[0] for name, supported in self.config.supported_reference_values.items()}
         values = self.config.to_diff_dict()
         for name in (*self.config.non_reference_fields, "auto_map"):
             values.pop(name, None)
-        values = {self.config.reference_name(name): value for name, value in values.items()}
+        values = fixed_values | {self.config.reference_name(name): value for name, value in values.items()}
         values["model_type"] = self.reference_model_type
         values["architectures"] = [self.reference_class_name()]
         return values

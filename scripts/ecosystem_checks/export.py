@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from transformers import AutoModel
 
 from .context import CheckContext, assert_close, check
 
@@ -55,4 +57,24 @@ def onnx(context: CheckContext) -> str:
     inputs = {node.name: test_batch[node.name].numpy() for node in session.get_inputs()}
     with torch.no_grad():
         assert_close(torch.from_numpy(session.run(["logits"], inputs)[0]), model(**test_batch).logits)
+    return ""
+
+
+@check("CTranslate2", "ctranslate2")
+def ctranslate2(context: CheckContext) -> str:
+    """An encoder exported by `export_reference`, converted: equal hidden states."""
+    import ctranslate2
+    from ctranslate2.converters import TransformersConverter
+
+    model = AutoModel.from_pretrained(context.save(AutoModel)).eval()
+    reference, converted = str(context.folder / "reference"), str(context.folder / "converted")
+    model.export_reference(reference)
+    context.tokenizer.export_reference(reference)
+    TransformersConverter(reference).convert(converted)
+    batch = context.batch()
+    mask = batch["attention_mask"].bool()
+    token_ids = [row[is_token].tolist() for row, is_token in zip(batch["input_ids"], mask)]
+    states = ctranslate2.Encoder(converted).forward_batch(token_ids).last_hidden_state
+    with torch.no_grad():
+        assert_close(torch.tensor(np.array(states))[mask], model(**batch).last_hidden_state[mask])
     return ""

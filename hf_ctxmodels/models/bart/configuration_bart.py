@@ -48,6 +48,6 @@ class CtxBartConfig(CtxSeq2SeqConfig):
         "normalize_embedding": (True,),
         "add_final_layer_norm": (False,),
         "static_position_embeddings": (False,),
-        "encoder_layerdrop": (0, None),
-        "decoder_layerdrop": (0, None),
+        "encoder_layerdrop": (0.0, None),
+        "decoder_layerdrop": (0.0, None),
     }
