@@ -193,7 +193,11 @@ class SentenceArguments:
 
     model: str = flag(REQUIRED, "Checkpoint directory or Hub id.")
     pooling: Pooling | None = flag(None, "Pooling of the hidden states; by default the pooling of the model.")
-    similarity: list[str] = flag((), "FILE=FIRST,SECOND,SCORE: a table and its columns of two texts and a gold score.")
+    similarity: list[str] = flag(
+        (),
+        "FILE=FIRST,SECOND,SCORE: a table, or a dataset such as mteb/stsbenchmark-sts:split=test, and its columns of "
+        "two texts and a gold score.",
+    )
     relatedness: list[str] = flag((), "TRAIN,TEST=FIRST,SECOND,SCORE: tables for a learned regression of the score.")
     classification: list[str] = flag(
         (), "TRAIN,TEST=TEXT,LABEL or TRAIN,TEST=FIRST,SECOND,LABEL: tables and their columns."
@@ -251,10 +255,11 @@ def split_tables(flag_name: str, texts: list[str]) -> list[tuple[list[str], list
     """Files and columns of the values `FILE,...=COLUMN,...` of a flag."""
     tables = []
     for text in texts:
-        files, columns = split_columns(text)
-        if len(files.split(",")) != _TABLES_PER_VALUE[flag_name] or not columns:
+        source, columns = split_columns(text)
+        files = [source] if _TABLES_PER_VALUE[flag_name] == 1 else source.split(",")
+        if len(files) != _TABLES_PER_VALUE[flag_name] or not columns:
             raise CtxError(f"Invalid value {text!r}.", location=f"--{flag_name}", hint="see --help for the format.")
-        tables.append((files.split(","), columns))
+        tables.append((files, columns))
     return tables
 
 

@@ -37,8 +37,9 @@ from hf_ctxmodels.data.files import (
     match_files,
     require_file,
     split_columns,
+    split_dataset_options,
 )
-from hf_ctxmodels.data.hub_datasets import DatasetSource
+from hf_ctxmodels.data.hub_datasets import DatasetSource, is_dataset, source_name
 from hf_ctxmodels.data.news_files import EXAMPLE_ARTICLE, read_articles
 from hf_ctxmodels.data.table_files import COLUMN_NAMES_HINT, read_table
 from hf_ctxmodels.data.text_files import (
@@ -201,13 +202,14 @@ def _open(dataset: str, data: DataArguments) -> tuple[str, list[SizedReader]]:
                 location=path,
                 hint="name the columns of two texts and a label: FILE=FIRST,SECOND,LABEL.",
             )
-        file = require_file(path)
-        return file_name(path), [(partial(_labeled_pairs, path, pair_columns), file.size)]
+        size = None if is_dataset(path) else require_file(path).size
+        return source_name(path), [(partial(_labeled_pairs, path, pair_columns), size)]
+    source = DatasetSource.parse(path)
+    path = local_path(source.name)
     is_file_name = bool(compression_suffix(path)) or file_suffix(path) in FILE_SUFFIXES  # else it may be a Hub id
     if is_pattern(path) or ((is_file_name or is_url(path) or os.path.isfile(path)) and not is_directory(path)):
         name, files = _match_documents(dataset, FILE_SUFFIXES, "use such a file, a directory, a Hub id, or `demo`")
         return name, _document_readers(name, files, columns, separator)
-    source = DatasetSource.parse(dataset)
     if is_directory(path):
         files = _directory_files(source)
         name = file_name(path.rstrip("/"))
@@ -218,7 +220,12 @@ def _open(dataset: str, data: DataArguments) -> tuple[str, list[SizedReader]]:
 
 def document_files(sources: Iterable[str]) -> list[str]:
     """The existing local files of sources of `load_documents`: files, and all files of patterns and directories."""
-    return [file for source in sources for file in local_files(split_columns(source)[0])]
+    return [file for source in sources for file in local_files(_path(source))]
+
+
+def _path(source: str) -> str:
+    """The path or Hub id of a source, without columns and options."""
+    return split_dataset_options(split_columns(source)[0])[0]
 
 
 def _hub_readers(source: DatasetSource, columns: TextColumns, streaming: bool) -> list[SizedReader]:

@@ -22,6 +22,7 @@ DATA_SUFFIXES = (".txt", ".jsonl", ".parquet", ".csv", ".tsv", ".json", ".conll"
 # Bytes at both ends of a file, and of all files together, that identify a corpus without reading it completely.
 _DIGESTED_BYTES, _ALL_DIGESTED_BYTES = 1 << 20, 256 << 20
 _BUFFER_SIZE = 1 << 20
+_OPTIONS = r"(?:config|split)=[^=,]*(?:,\w+=[^=,]*)*"  # of a dataset
 # checksums and dates of remote files, the first of which identifies a version
 _VERSION_KEYS = (
     *("ETag", "etag", "md5Hash", "content_md5", "blob_id", "sha256"),
@@ -65,7 +66,7 @@ def split_dataset_options(source: str | Path) -> tuple[str, dict[str, str]]:
     """The name of a dataset `NAME[:config=NAME,split=NAME]`, and its options; a source without options, or a file or
     directory of this name, is unchanged. Raises CtxError for another option."""
     source = str(source)
-    match = re.fullmatch(r"(.+?):((?:config|split)=.*)", source)
+    match = re.fullmatch(f"(.+?):({_OPTIONS})", source)
     if match is None or os.path.exists(local_path(source)):
         return source, {}
     _, options = split_choice(f":{match[2]}")
@@ -77,10 +78,12 @@ def split_dataset_options(source: str | Path) -> tuple[str, dict[str, str]]:
 
 
 def split_columns(source: str) -> tuple[str, list[str]]:
-    """The file of a source `FILE=COLUMN,...`, and the columns; the path or URL and no columns if there is no equals
-    sign, or if it belongs to the name of a file or directory, to a parameter of a URL, or to an option of a dataset,
-    which is removed."""
-    path = local_path(split_dataset_options(source)[0])
+    """The file or dataset of a source `FILE=COLUMN,...` or `NAME:split=NAME=COLUMN,...`, and the columns; the path, URL
+    or dataset and no columns if there is no such equals sign, because it belongs to the name of a file or directory, to
+    a parameter of a URL, or to an option of a dataset."""
+    path = local_path(source)
+    if not os.path.exists(path) and (match := re.fullmatch(f"(.+?:{_OPTIONS})(?:=(.*))?", str(source))):
+        return match[1], match[2].split(",") if match[2] else []
     file, equals, columns = path.rpartition("=")
     is_parameter = is_url(path) and re.search(r"\?(.*&)?[^=&]*$", file)
     is_file = compression_suffix(columns) or file_suffix(columns) in DATA_SUFFIXES or os.path.exists(path)
@@ -261,12 +264,12 @@ def describe_content(source: str) -> str:
     """A description of files or a directory that does not depend on their location: name, size and a digest of both
     ends of each local file, or of the checksum (or size and date) of each remote file; other sources are described by
     their names. Options of a dataset are kept."""
-    name, options = split_dataset_options(source)
-    if options:
-        return join_choice(describe_content(name), options)
     path, columns = split_columns(source)
     if columns:
         return f"{describe_content(path)}={','.join(columns)}"
+    path, options = split_dataset_options(path)
+    if options:
+        return join_choice(describe_content(path), options)
     digest, size = hashlib.sha256(), 0
     if is_url(path):
         files, location = file_system(path)

@@ -256,6 +256,8 @@ def test_remote_identity_depends_on_content(remote: str) -> None:
         ("s3://data/day=1/pairs.tsv=text.1,text.2,label", "s3://data/day=1/pairs.tsv", ["text.1", "text.2", "label"]),
         ("https://x.org/pairs.csv?v=1=a,b,label", "https://x.org/pairs.csv?v=1", ["a", "b", "label"]),
         ("file:///pairs.csv=score", "/pairs.csv", ["score"]),
+        ("org/name:split=test=a,b,score", "org/name:split=test", ["a", "b", "score"]),
+        ("org/name:config=x,split=train[:9%]=a,b", "org/name:config=x,split=train[:9%]", ["a", "b"]),
     ],
 )
 def test_split_columns(source: str, file: str, columns: list[str]) -> None:
@@ -267,6 +269,7 @@ def test_split_columns(source: str, file: str, columns: list[str]) -> None:
     [
         *("demo", "a.txt", "org/name", "day=1", "day=1/a.txt", "corpus.v2=de.txt.gz", "s3://data/v1.0=*.csv"),
         *("https://x.org/a.csv?v=1", "https://x.org/a.csv?u=1&v=2", "https://x.org/a.csv?u&v=2"),
+        *("org/name:split=test", "org/name:config=x,split=test"),
     ],
 )
 def test_sources_without_columns(source: str) -> None:
