@@ -225,9 +225,9 @@ def test_task_list_content(task_file: Path, tmp_path: Path, monkeypatch: pytest.
     assert cola.arguments == TaskArguments("4", "2", max_length=64)
     monkeypatch.chdir(tmp_path)
     assert read_task_list(task_file, TaskArguments()).tasks[0].train_file == "rte.tsv"
-    url = "https://example.org/rte.tsv"
-    task_file.write_text(TASK_LIST.replace("train_file: rte.tsv", f"train_file: {url}"))
-    assert read_task_list(task_file, TaskArguments(), tmp_path).tasks[0].train_file == url
+    for source in ("https://example.org/rte.tsv", "nyu-mll/glue:config=rte"):
+        task_file.write_text(TASK_LIST.replace("train_file: rte.tsv", f"train_file: {source}"))
+        assert read_task_list(task_file, TaskArguments(), tmp_path).tasks[0].train_file == source
     task_file.write_text(f"folder: {tmp_path}\nsampling: annealed\n" + TASK_LIST.partition("temperature: 2\n")[2])
     annealed = read_task_list(task_file, TaskArguments())
     assert (annealed.sampling, annealed.tasks[0].train_file) == ("annealed", str(tmp_path / "rte.tsv"))
