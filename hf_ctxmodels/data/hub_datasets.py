@@ -10,7 +10,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import join_choice
 from hf_ctxmodels.core.loading import read_json, require_existing_path
 from hf_ctxmodels.core.paths import is_url, local_path
-from hf_ctxmodels.data.files import compression_suffix, file_name, file_suffix, is_directory, split_dataset_options
+from hf_ctxmodels.data.files import compression_suffix, file_name, file_suffix, split_dataset_options
 
 if TYPE_CHECKING:
     import datasets
@@ -71,10 +71,10 @@ class DatasetSource:
 
 
 def is_dataset(source: str) -> bool:
-    """Whether a source is a dataset of the Hub or a directory, not a file: it has options (`:split=test`), is a
+    """Whether a source is a dataset of the Hub or a local directory, not a file: it has options (`:split=test`), is a
     directory, or has the form of a Hub id and no file has this name."""
     name, options = split_dataset_options(source)
-    if options or is_directory(local_path(name)):
+    if options or os.path.isdir(local_path(name)):
         return True
     has_suffix = compression_suffix(name) or file_suffix(name)
     return not (has_suffix or is_url(name) or os.path.exists(name)) and _HUB_ID.fullmatch(name) is not None
@@ -83,7 +83,7 @@ def is_dataset(source: str) -> bool:
 def source_name(source: str) -> str:
     """The Hub id of a dataset without its options, or the name of a file or directory."""
     name, _ = split_dataset_options(source)
-    return name if is_dataset(source) and not is_directory(local_path(name)) else file_name(name.rstrip("/"))
+    return name if is_dataset(source) and not os.path.isdir(local_path(name)) else file_name(name.rstrip("/"))
 
 
 def with_default_split(source: str, split: str) -> str:
