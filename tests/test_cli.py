@@ -164,7 +164,7 @@ def test_command_help_matches_stored_help(capsys, command):
     assert len(flags) == len(set(flags))
     assert len(flags) <= (62 if command in ("finetune seq2seq", "pretrain") else 54)
     if command == "finetune sequence-classification":
-        assert len(flags) <= 50
+        assert len(flags) <= 49
         assert flags[1:11] == [f"--{name}" for name in finetune.ESSENTIAL]
     descriptions = [line.strip() for line in output.splitlines()]
     assert not [text for text in descriptions if text.endswith("(default: None)")]

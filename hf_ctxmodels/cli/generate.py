@@ -5,6 +5,8 @@ r"""Generate a text for each line of a file: a translation, a summary, a questio
     hf-ctxmodels generate --model runs/gpt2 --input prompts.txt --decoding sample:top_p=0.9 --output_file continued.txt
     hf-ctxmodels generate --model runs/gpt2-codes --control Reviews --num_texts 4 --decoding sample:top_p=0.9
     hf-ctxmodels generate --model runs/grover --fields "title=A storm" date=2019-04-06 --decoding sample:top_p=0.95
+
+The texts are printed, or written to --output_file.
 """
 
 import json

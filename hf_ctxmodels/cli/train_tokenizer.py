@@ -2,6 +2,8 @@ r"""Train the tokenizer of a family on documents, and evaluate it on held-out do
 
     hf-ctxmodels data tokenizer --family bert --dataset demo --vocab_size 4000 --output_dir tokenizer \
         --options do_lower_case=false
+
+The directory is the --tokenizer of `pretrain`, and of a new model in `finetune`.
 """
 
 import inspect
