@@ -20,6 +20,7 @@ from hf_ctxmodels.tokenizers.base import (
     empty_text_error,
     missing_vocabulary_error,
 )
+from hf_ctxmodels.tokenizers.composed_offsets import ComposingTokenizer
 from hf_ctxmodels.tokenizers.word_level import TRANSLATION_SEPARATOR, CtxWordTokenizer
 
 END_OF_WORD = "</w>"
@@ -290,7 +291,7 @@ def _set_splitting(backend: Tokenizer, do_lower_case: bool) -> None:
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
 
-class JointBPETokenizer(BPETokenizer):
+class JointBPETokenizer(ComposingTokenizer, BPETokenizer):
     """Joint BPE of words and sequences of other characters in several languages; every text ends with </s>.
 
     A translation (`text_target`) begins with the tag of its language, such as <de>.

@@ -9,6 +9,7 @@ import numpy as np
 from transformers import AddedToken, BatchEncoding
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.tokenizers.composed_offsets import complete_offsets, encoded_sequences
 from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
 
 BYTES = 256
@@ -145,7 +146,8 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         self._tokenizer.no_padding()
         for text, encoding in zip(texts, self._tokenizer.encode_batch(list(texts)), strict=True):
             ids = np.array(encoding.ids, dtype=np.int32)
-            spans = [encoding.offsets[index] for index in np.flatnonzero(ids == self.unk_token_id)]
+            offsets = complete_offsets(encoding, [text])
+            spans = [offsets[index] for index in np.flatnonzero(ids == self.unk_token_id)]
             yield ids, [text[start:stop] for start, stop in spans]
 
     def character_ids(self, ids: Iterable[int], words: Iterable[str]) -> np.ndarray:
@@ -213,16 +215,15 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
             encoded = super()._encode_plus(text, text_pair, **kwargs)
         finally:
             self._tokenizer.pre_tokenizer = pre_tokenizer
+        characters = [
+            self._characters(encoding, sequences)
+            for encoding, sequences in zip(
+                encoded.encodings or [], encoded_sequences(encoded, text, text_pair, is_split), strict=True
+            )
+        ]
         is_batch = isinstance(text, list | tuple) and (
             not is_split or (bool(text) and isinstance(text[0], list | tuple))
         )
-        texts = list(text) if is_batch else [text]
-        pairs = [None] * len(texts) if text_pair is None else list(text_pair) if is_batch else [text_pair]
-        sources = encoded.get("overflow_to_sample_mapping", range(len(encoded.encodings or [])))
-        characters = [
-            self._characters(encoding, _sequences(texts[source], pairs[source], is_split))
-            for encoding, source in zip(encoded.encodings or [], sources, strict=True)
-        ]
         is_batch = is_batch or "overflow_to_sample_mapping" in encoded
         if return_tensors is None:
             encoded["input_ids"] = [ids.tolist() for ids in characters] if is_batch else characters[0].tolist()
@@ -234,7 +235,7 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         """(words, characters) ids of one encoding of the backend."""
         words = []
         for word_index, sequence_index, (start, stop) in zip(
-            encoding.word_ids, encoding.sequence_ids, encoding.offsets
+            encoding.word_ids, encoding.sequence_ids, complete_offsets(encoding, sequences)
         ):
             sequence = "" if sequence_index is None else sequences[sequence_index]
             words.append((sequence if isinstance(sequence, str) else sequence[word_index])[start:stop])
@@ -257,13 +258,3 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         name = self.model_input_names[0]
         padded[name] = [padding if isinstance(ids, int) else ids for ids in padded[name]]
         return padded
-
-
-def _sequences(text: Any, pair: Any, is_split: bool) -> tuple[Any, ...]:
-    """One or two texts of an example: strings, or lists of words."""
-    if pair is not None:
-        return text, pair
-    is_pair = isinstance(text, list | tuple) and bool(text)
-    if is_split:
-        is_pair = is_pair and not isinstance(text[0], str)
-    return tuple(text) if is_pair else (text,)

@@ -13,13 +13,14 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.generation import check_target_vocabulary
 from hf_ctxmodels.core.loading import load_pretrained
-from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_special_tokens, empty_text_error, missing_vocabulary_error
+from hf_ctxmodels.tokenizers.base import check_special_tokens, empty_text_error, missing_vocabulary_error
+from hf_ctxmodels.tokenizers.composed_offsets import ComposingTokenizer
 from hf_ctxmodels.tokenizers.english_words import english_splitter
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]")
 
 
-class CtxWordTokenizer(CtxTokenizer):
+class CtxWordTokenizer(ComposingTokenizer):
     """Splits text into words and stores their frequencies. It adds no special tokens.
 
     Args:

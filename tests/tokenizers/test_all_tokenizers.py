@@ -16,6 +16,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives.tokenized_documents import encode_ids
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.tokenizers.bpe import CtxByteBPETokenizer
+from hf_ctxmodels.tokenizers.composed_offsets import ComposingTokenizer
 
 pytestmark = pytest.mark.all_families
 
@@ -258,3 +259,43 @@ def test_train_new_from_iterator(saved, tmp_path):
         assert tokenizer.special_tokens_map == base.special_tokens_map
         assert decoded(tokenizer, "seven sailors sang") == "seven sailors sang"
         assert tokenizer.get_vocab() != base.get_vocab()
+
+
+DECOMPOSED_WORDS = ["cafe\u0301", "cafe\u0301s", "\u1112\u1161\u11ab\u1100\u116e\u11a8\u110b\u1165", "a\u0323\u0307"]
+
+
+@pytest.mark.parametrize(
+    "family", [name for name in FAMILY_NAMES if issubclass(FAMILIES[name].tokenizer, ComposingTokenizer)]
+)
+@pytest.mark.parametrize("tensors", [None, "np", "pt"])
+def test_offsets_in_decomposed_text(family, tensors):
+    """Offsets of composed words include their last marks: also with tensors, pairs, lists of words and windows."""
+    text = " ".join(DECOMPOSED_WORDS)
+    tokenizer = FAMILIES[family].tokenizer.train([text] * 20, 400)
+
+    def spans(encoded, row, sequences):
+        return [
+            sequence[start:stop]
+            for (start, stop), sequence in zip(
+                [(int(start), int(stop)) for start, stop in encoded["offset_mapping"][row]],
+                [None if index is None else sequences[index] for index in encoded.sequence_ids(row)],
+                strict=True,
+            )
+            if sequence is not None and start < stop
+        ]
+
+    options = {"return_offsets_mapping": True, "return_tensors": tensors, "padding": tensors is not None}
+    encoded = tokenizer([text, "cafe\u0301"], **options)
+    assert "".join(spans(encoded, 0, [text])) == "".join(DECOMPOSED_WORDS)
+    assert spans(encoded, 1, ["cafe\u0301"])[-1].endswith("e\u0301")
+    pair = tokenizer(["a cafe\u0301"], [text], **options)
+    assert "".join(spans(pair, 0, ["a cafe\u0301", text])) == "".join(["acafe\u0301", *DECOMPOSED_WORDS])
+    windows = tokenizer([text], truncation=True, max_length=6, stride=0, return_overflowing_tokens=True, **options)
+    joined = "".join("".join(spans(windows, row, [text])) for row in range(len(windows["input_ids"])))
+    assert joined == "".join(DECOMPOSED_WORDS)
+    if tensors is None:
+        single = tokenizer(text, return_offsets_mapping=True)
+        assert single["offset_mapping"] == encoded["offset_mapping"][0]
+        split = tokenizer(DECOMPOSED_WORDS, is_split_into_words=True, return_offsets_mapping=True)
+        last_stops = {word: stop for word, (_, stop) in zip(split.word_ids(), split["offset_mapping"], strict=True)}
+        assert [last_stops[index] for index in range(4)] == [len(word) for word in DECOMPOSED_WORDS]

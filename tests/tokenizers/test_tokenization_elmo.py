@@ -159,3 +159,11 @@ def test_invalid_vocabularies() -> None:
         CtxElmoTokenizer.from_words(["a", "a"])
     with pytest.raises(CtxError, match="max_characters=2"):
         CtxElmoTokenizer.from_words([], max_characters=2)
+
+
+def test_characters_of_decomposed_words(tokenizer: CtxElmoTokenizer) -> None:
+    words = ["cafe\u0301", "cafe\u0301s", "\u1112\u1161\u11ab\u1100\u116e\u11a8\u110b\u1165"]
+    for batch in (tokenizer(" ".join(words)), tokenizer(words, is_split_into_words=True)):
+        assert batch["input_ids"][1:-1] == [expected_characters(word) for word in words]
+    [(_, unknown_words)] = tokenizer.vocabulary_ids([" ".join(words)])
+    assert unknown_words == words
