@@ -1,11 +1,8 @@
 """The words of sentences, and which tokens are parts of them."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal, Self
-from unicodedata import category
 
 import numpy as np
 import torch
@@ -13,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.word_patterns import WORD
 from hf_ctxmodels.tokenizers.character_level import CtxCharacterTokenizer
 
 Sentence = str | Sequence[str]
@@ -42,30 +40,16 @@ class WordWindow:
     last: int
 
 
-@cache
-def word_pattern() -> re.Pattern[str]:
-    """The pattern of a word or punctuation mark of a text.
-
-    Contractions ("don't"), possessives, hyphenated words, numbers ("1,000.5", "10:30"), abbreviations of letters
-    ("U.S.") and addresses ("https://a.b/c") are words. Combining marks, such as vowel signs of Hindi, belong to words,
-    although they are no `\\w`.
-    """
-    marks = "".join(character for character in map(chr, range(0x300, 0x10000)) if category(character)[0] == "M")
-    letters = rf"\w++(?:[{marks}]+\w*)*"
-    address = r"\w++://[^\s<>\"]*[\w/]"
-    abbreviation = r"(?:[^\W\d_]\.){2,}(?![\w.])"
-    word = rf"{letters}(?:[-'’.\u200c\u200d]{letters}|(?<=\d)[,:]\d\w*)*"  # \u200c and \u200d have no width
-    return re.compile(rf"{address}|{abbreviation}|{word}|[^\w\s]")
-
-
 def split_words(sentence: Sentence) -> list[str]:
-    """The words of a sentence; punctuation marks are words. See `word_pattern`.
+    """The words of a sentence; punctuation marks and emoji are words, see `WORD`.
+
+    Scripts without spaces, such as Chinese and Thai, are not segmented: pass lists of words.
 
     Example:
         >>> split_words("The river has a bank.")
         ['The', 'river', 'has', 'a', 'bank', '.']
     """
-    return word_pattern().findall(sentence) if isinstance(sentence, str) else list(sentence)
+    return WORD.findall(sentence) if isinstance(sentence, str) else list(sentence)
 
 
 def align_words(
@@ -130,7 +114,7 @@ def align_words(
 def word_spans(sentence: Sentence) -> np.ndarray:
     """(words, 2) start and end of each word in the text of the sentence."""
     if isinstance(sentence, str):
-        spans = [match.span() for match in word_pattern().finditer(sentence)]
+        spans = [match.span() for match in WORD.finditer(sentence)]
         return np.array(spans, dtype=np.int64).reshape(-1, 2)
     lengths = np.array([len(word) for word in sentence], dtype=np.int64)
     starts = np.cumsum(lengths + 1) - lengths - 1

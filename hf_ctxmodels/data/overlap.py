@@ -4,7 +4,6 @@
 The n-grams of the evaluation data are in memory, 16 bytes for each; the training text is streamed.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -13,15 +12,17 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import regex
 
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.flags import check_range
+from hf_ctxmodels.core.word_patterns import LETTER
 from hf_ctxmodels.data.benchmark_files import BenchmarkFile
 from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.processes import map_in_processes
 
 GPT2_NGRAM = 8
-_PUNCTUATION = re.compile(r"[\W_]+")
+_PUNCTUATION = regex.compile(rf"[^{LETTER}--_]+", regex.V1)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _CACHED_WORDS = 1 << 20
 _BATCH_WORDS = 1 << 16  # the arrays of a batch fit into the caches of a processor

@@ -1,19 +1,20 @@
 """Phrases of several words: mined from text by mutual information, joined in text by underscores, or extracted from
 tagged sentences."""
 
-import re
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import log
 
+import regex
+
 from hf_ctxmodels.core.bio_tags import is_bio
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
+from hf_ctxmodels.core.word_patterns import LETTER, RUN_OR_MARK
 from hf_ctxmodels.data.table_files import TaggedSentence
 
-_WORD = re.compile(r"\w+|[^\w\s]")
-_BETWEEN_WORDS = re.compile(r"(\W+)")
+_BETWEEN_WORDS = regex.compile(rf"([^{LETTER}]+)", regex.V1)
 _SPACE = " "
 
 
@@ -28,7 +29,7 @@ def find_phrases(
     """
     check_range({"min_count": min_count}, at_least=1)
     check_range({"max_words": max_words}, at_least=2)
-    sentences = [_WORD.findall(sentence) for document in documents for sentence in document]
+    sentences = [RUN_OR_MARK.findall(sentence) for document in documents for sentence in document]
     while True:
         accepted = _pairs(sentences, min_count, min_information, max_words)
         if not accepted:

@@ -146,6 +146,25 @@ def test_windows_cover_each_word_once(bert: Any) -> None:
     assert windows[-1].sentence == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("हिन्दी भाषा, सुंदर।", ["हिन्दी", "भाषा", ",", "सुंदर", "।"]),
+        ("ภาษาไทยก็ดี ครับ", ["ภาษาไทยก็ดี", "ครับ"]),
+        ("العَرَبِيَّةُ شָלוֹם", ["العَرَبِيَّةُ", "شָלוֹם"]),
+        ("cafe\u0301s, nai\u0308ve", ["cafe\u0301s", ",", "nai\u0308ve"]),
+        ("👩\u200d👩\u200d👧 👨🏽\u200d🚀! 🇩🇪", ["👩\u200d👩\u200d👧", "👨🏽\u200d🚀", "!", "🇩🇪"]),
+        ("co\u00adop \ufeffa\u200bb \u06cc\u200c\u062e", ["co\u00adop", "a", "b", "\u06cc\u200c\u062e"]),
+        ("m² ½ 3.14 don't e-mail (x_y)", ["m²", "½", "3.14", "don't", "e-mail", "(", "x_y", ")"]),
+    ],
+)
+def test_words_of_scripts_with_marks(bert: Any, text: str, words: list[str]) -> None:
+    """Marks are parts of their letter's word, modifiers of their emoji, and format characters no words."""
+    assert split_words(text) == words
+    assert [text[start:stop] for start, stop in word_spans(text)] == words
+    assert next(WordEncoder(*bert).encode([text])).words == words
+
+
 def test_vectors_of_first_window(bert: Any) -> None:
     """Words of the first window have the vectors of a forward pass of that window."""
     model, tokenizer = bert

@@ -47,6 +47,14 @@ def test_phrases_by_mutual_information() -> None:
         find_phrases([SENTENCES], max_words=1)
 
 
+def test_words_with_vowel_marks() -> None:
+    """In Hindi, a vowel is a mark, which is not a letter in the module `re`."""
+    text = "नई दिल्ली"
+    sentences = [*[f"{text} {number}" for number in range(25)], *[str(number) for number in range(900)]]
+    assert find_phrases([sentences], min_count=20) == {text: 25}
+    assert join_phrases(f"वह {text} में", {("नई", "दिल्ली")}) == "वह नई_दिल्ली में"
+
+
 def test_extract_entities() -> None:
     tags = ["B-LOC", "I-LOC", "O", "B-PER", "B-PER", "I-PER", "I-PER"]
     entities = extract_entities([TaggedSentence(["New", "York", "saw", "Ann", "Bo", "Ek", "Li"], tags, "x:1")] * 2)

@@ -129,6 +129,13 @@ def test_clean_examples_keep_input_format(tmp_path, name, content, expected, com
     )
 
 
+def test_normalized_words():
+    """Vowel marks are letters: without them, different words of Hindi would be equal."""
+    assert [normalize_word(word) for word in ("(U.S.),", "a_b", "किताब।", "की", "Cafe\u0301!")] == [
+        "us", "ab", "किताब", "की", "cafe\u0301",
+    ]  # fmt: skip
+
+
 def test_separators_of_examples(tmp_path):
     (tmp_path / "a.txt").write_text("a\n\nb\nc\n")
     for separator, texts in (("line", ["a", "b", "c"]), ("blank", ["a", "b c"]), ("file", ["a b c"])):

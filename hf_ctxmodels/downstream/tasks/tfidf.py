@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import regex
+
+from hf_ctxmodels.core.word_patterns import LETTER
 
 MAX_TEXTS, MAX_FEATURES, MAX_CHARACTERS = 10_000, 50_000, 1_000
 TFIDF_NOTE = (
     "TF-IDF: logistic or ridge regression on TF-IDF features of words "
     f"({MAX_FEATURES:,} features, at most {MAX_TEXTS:,} training examples)"
 )
-_WORDS = r"[\u3040-\u30ff\u3400-\u9fff]|\w+"  # a Chinese or Japanese character is a word
+# a Chinese or Japanese character is a word
+_WORDS = regex.compile(rf"[\u3040-\u30ff\u3400-\u9fff]|{LETTER}+", regex.V1)
 _INVERSE_REGULARIZATION = 10.0
 
 
@@ -38,7 +42,9 @@ def tfidf_predictions(train: Sequence[Any], validation: Sequence[Any], *, regres
         [[text[:MAX_CHARACTERS] for text in column] for column in zip(*(example.texts for example in examples))]
         for examples in (train, validation)
     )
-    vectorizer = TfidfVectorizer(token_pattern=_WORDS, max_features=MAX_FEATURES, sublinear_tf=True, dtype=np.float32)
+    vectorizer = TfidfVectorizer(
+        tokenizer=_WORDS.findall, token_pattern=None, max_features=MAX_FEATURES, sublinear_tf=True, dtype=np.float32
+    )
     try:
         vectorizer.fit([text for column in columns for text in column])
     except ValueError:  # no words

@@ -74,6 +74,12 @@ def test_tfidf_without_shared_features_returns_none(rows):
     assert tfidf.tfidf_predictions(examples, examples, regression=False) is None
 
 
+def test_tfidf_with_vowel_marks():
+    """Words that differ only in their vowels, which are marks in Hindi."""
+    examples = [SequenceExample((text,), text, "") for text in ["की बात", "का बात"] * 3]
+    assert tfidf.tfidf_predictions(examples, examples[:2], regression=False) == ["की बात", "का बात"]
+
+
 TABLES = {
     "sequence-classification": ("text\tlabel", [f"w{n}\t{'ab'[n % 2]}" for n in range(6)], ["b"] * 6, "'b'"),
     "regression": ("text\tlabel", [f"w{n}\t{n}" for n in range(6)], [2.71] * 5 + [2.7101], "2.71"),
