@@ -4,7 +4,7 @@ import glob
 import inspect
 import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from http import HTTPStatus
 from pathlib import Path
 from types import MappingProxyType
@@ -27,7 +27,7 @@ from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copies_of_inputs
 from hf_ctxmodels.core.inputs import check_encoder_input
-from hf_ctxmodels.core.output_files import apply_umask
+from hf_ctxmodels.core.output_files import apply_umask, replacing_weights
 from hf_ctxmodels.core.remote_code import InstalledCode, without_remote_code
 from hf_ctxmodels.core.structure import STRUCTURE_CHANGES, structure_changes
 from hf_ctxmodels.core.tensor_parallel import (
@@ -251,13 +251,16 @@ class CtxPreTrainedModel(PreTrainedModel):
 
         By default transformers would reverse the weight conversion, and a resumed Trainer would then silently continue
         from random weights. Save hooks of the base model, for example of bottleneck adapters, can write further files
-        and change the weights. Weights packed by `quantize_dynamic` cannot be saved (CtxError).
+        and change the weights. Weights of an earlier save in the directory are removed. Weights packed by
+        `quantize_dynamic` cannot be saved (CtxError).
         """
         if kwargs.get("state_dict") is None:
             check_savable(self)
         kwargs["state_dict"] = self._call_save_hooks(save_directory, **kwargs)
-        super().save_pretrained(save_directory, save_original_format=save_original_format, **kwargs)
-        if kwargs.get("is_main_process", True):
+        is_main_process = kwargs.get("is_main_process", True)
+        with replacing_weights(save_directory, kwargs.get("variant")) if is_main_process else nullcontext():
+            super().save_pretrained(save_directory, save_original_format=save_original_format, **kwargs)
+        if is_main_process:
             apply_umask(Path(save_directory).glob("*model*.safetensors"))
 
     def _upload_modified_files(
@@ -312,7 +315,7 @@ class CtxPreTrainedModel(PreTrainedModel):
         original_conversions = getattr(self, "_weight_conversions", None)
         self._weight_conversions: Any = self.export_conversion
         try:
-            with without_remote_code():
+            with without_remote_code(), replacing_weights(save_directory):
                 weights = self._call_save_hooks(save_directory)
                 super().save_pretrained(save_directory, save_original_format=True, state_dict=weights)
             apply_umask(Path(save_directory).glob("*model*.safetensors"))

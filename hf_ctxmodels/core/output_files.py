@@ -107,6 +107,23 @@ def check_output_directory(
         )
 
 
+@contextmanager
+def replacing_weights(directory: str | Path, variant: str | None = None) -> Iterator[None]:
+    """Remove the other form of the weights, one file or the index of several, that an earlier save has left.
+
+    transformers removes only shards, and `from_pretrained` prefers one file: it would read the old weights after the
+    new ones have been saved in several files.
+    """
+    infix = f".{variant}" if variant else ""
+    paths = [Path(directory) / f"model{infix}.safetensors", Path(directory) / f"model.safetensors.index{infix}.json"]
+    times = {path: path.stat().st_mtime_ns for path in paths if path.is_file()}
+    yield
+    present = [path for path in paths if path.is_file()]
+    unchanged = [path for path in present if path.stat().st_mtime_ns == times.get(path)]
+    if len(present) == 2 and len(unchanged) == 1:
+        unchanged[0].unlink()
+
+
 def check_output_file(
     file: str | Path, *, flag: str, overwrite: bool, inputs: Iterable[str | Path | None] = ()
 ) -> None:

@@ -162,6 +162,20 @@ class TestAutoClasses:
 
 
 class TestSaving:
+    @pytest.mark.fast_families("bert", "gpt2")
+    @pytest.mark.parametrize("variant", [None, "fp16"])
+    def test_weights_of_earlier_save_are_replaced(self, base_case: Case, tmp_path: Path, variant: str | None) -> None:
+        """In one file, in several files, and in one file again."""
+        for seed, size in enumerate(["1GB", "1KB", "1GB"]):
+            model = base_case.model(seed=seed)
+            model.save_pretrained(tmp_path, max_shard_size=size, variant=variant)
+            loaded = load_strict(base_case.auto_class, tmp_path, variant=variant)
+            assert_same_weights(loaded, model)
+            if size == "1GB":
+                assert len([*tmp_path.glob("model*")]) == 1, "no index"
+            else:
+                assert len([*tmp_path.glob("model*.safetensors")]) >= min(2, len([*model.parameters()]))
+
     @pytest.mark.fast_families("bert", "gpt2", "t5", "elmo", "cove")
     @as_subtests(CASES)
     def test_saved_model_has_same_outputs(self, case: Case, tmp_path: Path) -> None:
