@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
 
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers import prepacked_block
@@ -120,6 +120,7 @@ CHANGES: dict[str, Callable[[TransformerBlock], Any]] = {
         f"hook on {name}": lambda block, name=name: block.get_submodule(name).register_forward_hook(_double_output)
         for name in ("attention.out_proj", "attention_norm", "feed_forward", "feed_forward.activation", "dropout")
     },
+    "pruning": lambda block: prune.l1_unstructured(block.feed_forward.up_proj, "weight", 0.5),
     "hook on a residual": lambda block: block.feed_forward_residual.register_forward_pre_hook(
         lambda module, args: (0 * args[0], *args[1:])
     ),
@@ -140,12 +141,14 @@ def test_modified_block_is_not_prepacked(change: Callable[[TransformerBlock], An
         assert not torch.allclose(model(**inputs)[0], unchanged(**inputs)[0]), "the change had no effect"
 
 
-def test_training_and_second_preparation(is_prepacked: list[bool]) -> None:
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}], ids=str)
+def test_training_and_second_preparation(is_prepacked: list[bool], options: dict[str, bool]) -> None:
+    """Also with a fused optimizer, whose steps do not increment the versions of the weights."""
     model = build_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     prepared, inputs = copy.deepcopy(model).prepare_for_inference(), batch()
     for network in (model, prepared):
         network.train()
-        optimizer = torch.optim.SGD(network.parameters(), 0.01)
+        optimizer = torch.optim.SGD(network.parameters(), 0.01, **options)
         network(**inputs)[0].square().mean().backward()
         optimizer.step()
         network.eval()

@@ -89,6 +89,9 @@ def test_changed_weights_are_copied_again(layer: nn.Linear) -> None:
         with torch.no_grad():
             layer.weight.mul_(2.0)
         check_products(layer)
+        layer.weight.grad = torch.ones_like(layer.weight)
+        torch.optim.AdamW([layer.weight], 1.0, fused=True).step()  # which does not increment the version
+        check_products(layer)
         layer.weight.data = torch.randn(40, 24)
         check_products(layer)
         layer.weight = nn.Parameter(torch.randn(40, 24))

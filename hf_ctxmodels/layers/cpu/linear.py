@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hf_ctxmodels.core.compiled_ops import define_operator, is_compiled
 
@@ -275,15 +278,28 @@ class PrepackedWeight:
 
     def get(self, layer: nn.Linear) -> Tensor | None:
         """The copy; None if the weight of the layer has changed, except by `.data`, which frees the copy."""
-        weight = layer._parameters["weight"]
+        weight = layer._parameters.get("weight")  # missing after pruning, which replaces it by `weight_orig`
         if weight is self._weight and _weight_state(weight) == self._state:
             return self._copy
         del layer.prepacked_weight
         return None
 
 
+def _count_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Count a step of an optimizer as a change of its weights; torch does not count the step of a fused optimizer."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.requires_grad]
+    increment_version(weights)
+
+
+@cache
+def _count_all_steps() -> None:
+    """Register `_count_step` for all optimizers of this process."""
+    register_optimizer_step_post_hook(_count_step)
+
+
 def prepack_linear_layers(module: nn.Module) -> None:
     """Prepack the weights of all plain linear layers of a module, for any number of rows."""
+    _count_all_steps()
     for layer in module.modules():
         if not is_plain_linear(layer) or layer.weight.is_inference():  # without a version
             continue
@@ -358,7 +374,9 @@ def prepacked_weights(max_bytes: int = MAX_PREPACKED_BYTES) -> Iterator[None]:
         yield
         return
     token = _active.set(PrepackedWeights(max_bytes) if max_bytes else None)
+    hook = register_optimizer_step_post_hook(_count_step)
     try:
         yield
     finally:
+        hook.remove()
         _active.reset(token)
