@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import category
 
 import numpy as np
 from scipy.special import expit
@@ -269,6 +270,7 @@ class QuestionAnswering(Task[Question]):
                 )
             is_context = np.array([sequence_id == 1 for sequence_id in sequence_ids])
             spans = np.where(is_context[:, None], np.array(offsets[index]), -1)
+            _add_dropped_marks(spans, examples[example_index].context)
             ids = encoding["input_ids"][index]
             null = ids.index(tokenizer.cls_token_id) if tokenizer.cls_token_id in ids else 0
             window = Window(example_index, null, spans)
@@ -348,6 +350,20 @@ class QuestionAnswering(Task[Question]):
             "prediction": prediction.text,
             "no_answer_probability": prediction.no_answer_probability,
         }
+
+
+def _add_dropped_marks(spans: np.ndarray, context: str) -> None:
+    """Extend each (tokens, 2) span of the context, in place, over following combining marks that no token covers:
+    tokenizers that strip accents drop them, and an answer would end within a character."""
+    if context.isascii():
+        return
+    positions = np.flatnonzero(spans[:, 0] >= 0)
+    next_starts = [*spans[positions[1:], 0].tolist(), len(context)]
+    for position, next_start in zip(positions, next_starts, strict=False):
+        end = int(spans[position, 1])
+        while end < next_start and category(context[end]).startswith("M"):
+            end += 1
+        spans[position, 1] = end
 
 
 def best_span(start: np.ndarray, end: np.ndarray, allowed: np.ndarray, max_length: int) -> tuple[float, int, int]:

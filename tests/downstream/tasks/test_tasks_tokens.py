@@ -15,6 +15,7 @@ from hf_ctxmodels.data.table_files import iob1_to_bio, read_conll, read_conllu
 from hf_ctxmodels.downstream.networks.tokenization import CtxTaskNetworkTokenizer
 from hf_ctxmodels.downstream.tasks.question_answering import AnswerSpan, best_span
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
+from hf_ctxmodels.registry import FAMILIES
 
 CONLL = """-DOCSTART- -X- O O
 
@@ -184,6 +185,32 @@ def test_windows_cover_context_and_answer(tmp_path, tokenizer, padding_side, mon
         assert batch["input_ids"][row, start] == feature["input_ids"][feature["start_positions"]]
         assert bool(batch["attention_mask"][row, start])
         assert window.spans.shape == (len(feature["input_ids"]), 2)
+
+
+MARKED_CONTEXTS = {  # context -> answers
+    "wo ist das cafe\u0301": ["cafe\u0301", "das cafe\u0301"],
+    "jose\u0301 und andre\u0301 nai\u0308ve": ["jose\u0301", "andre\u0301", "nai\u0308ve"],
+    "العَرَبِيَّةُ لُغَةٌ جَمِيلَةٌ": ["العَرَبِيَّةُ", "لُغَةٌ", "جَمِيلَةٌ"],
+    "हिन्दी भाषा सुंदर की": ["हिन्दी", "भाषा", "की"],
+    "שָׁלוֹם עוֹלָם": ["שָׁלוֹם", "עוֹלָם"],
+    "\u1112\u1161\u11ab\u1100\u116e\u11a8\u110b\u1165 \u1106\u1161\u11af": [
+        "\u1112\u1161\u11ab\u1100\u116e\u11a8\u110b\u1165", "\u1106\u1161\u11af",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["bert", "xlnet", "roberta", "xlm", "t5", "elmo", "cove"])
+def test_answers_include_last_marks(tmp_path, family):
+    """Also marks that the tokenizer strips or composes, and at the end of the context."""
+    tokenizer = FAMILIES[family].tokenizer.train([*MARKED_CONTEXTS] * 5, vocab_size=900)
+    pairs = [(context, answer) for context, answers in MARKED_CONTEXTS.items() for answer in answers]
+    rows = [("what", context, [(context.index(answer), answer)]) for context, answer in pairs]
+    task = make_task("question-answering", max_length=90, doc_stride=2)
+    examples = task.read(squad_file(tmp_path / "a.json", *rows), "train")
+    task.configure(CtxBertConfig(), examples, [])
+    encoded = task.encode(examples, tokenizer)
+    predictions = task.decode(examples, encoded, oracle_outputs(encoded))
+    assert [prediction.text for prediction in predictions] == [answer for _, answer in pairs]
 
 
 def test_long_questions_are_truncated(tmp_path, tokenizer):
