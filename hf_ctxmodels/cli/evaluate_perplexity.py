@@ -147,8 +147,11 @@ def measure(
 
 def print_perplexity(result: Perplexity) -> None:
     """Print a single measurement with its counts."""
+    per_token, per_word = (
+        f"{value:.3f}" if value < 1e9 else f"{value:.3e}" for value in (result.per_token, result.per_word)
+    )
     print(
-        f"perplexity {result.per_token:.3f} per token, {result.per_word:.3f} per word; {result.tokens:,} tokens, "
+        f"perplexity {per_token} per token, {per_word} per word; {result.tokens:,} tokens, "
         f"{result.words:,} words, {result.unknown:,} unknown tokens, {result.nats / result.tokens:.4f} nats per token"
     )
     print(

@@ -65,6 +65,11 @@ def sum_next_token_loss(
     return total_loss, num_targets
 
 
+def perplexity_from_nats(nats: float) -> float:
+    """exp(nats), at most e^700: the words of a text without spaces, as in Chinese, are as long as sentences."""
+    return math.exp(min(nats, 700.0))
+
+
 @dataclass(frozen=True)
 class Perplexity:
     """Summed cross-entropy (nats) of a text, and the numbers of predicted tokens, of words separated by white space,
@@ -81,12 +86,12 @@ class Perplexity:
     @property
     def per_token(self) -> float:
         """Perplexity per token, comparable between models with the same tokenizer."""
-        return math.exp(self.nats / self.tokens)
+        return perplexity_from_nats(self.nats / self.tokens)
 
     @property
     def per_word(self) -> float:
-        """Perplexity per word, comparable between tokenizers without unknown tokens."""
-        return math.exp(self.nats / self.words)
+        """Perplexity per word, comparable between tokenizers without unknown tokens; at most e^700."""
+        return perplexity_from_nats(self.nats / max(self.words, 1))
 
     @property
     def bits_per_character(self) -> float:

@@ -119,6 +119,18 @@ def test_command_measures_held_out_documents(decoder: Pair, tmp_path: Path) -> N
     assert f"{expected.per_word:.3f} per word; {expected.tokens} tokens, 6 words, 0 unknown" in printed
 
 
+def test_text_without_spaces(decoder: Pair, tmp_path: Path) -> None:
+    """The perplexity of a word of hundreds of tokens exceeds the largest number."""
+    (tmp_path / "text.txt").write_text("\u5929" * 400)
+    printed = command_output(
+        "evaluate perplexity", model=save(tmp_path / "model", *decoder), dataset=tmp_path / "text.txt"
+    )
+    result = measure_perplexity(*decoder, ["\u5929" * 400])
+    assert (result.words, result.per_word) == (1, math.exp(700))
+    assert f"{result.per_token:.3f} per token, {math.exp(700):.3e} per word" in printed
+    assert measure_perplexity(*decoder, ["  "]).per_word > 1
+
+
 def test_unsupported_models_and_windows_raise(decoder: Pair) -> None:
     model, tokenizer = decoder
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import exp, sqrt
+from math import sqrt
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,6 +14,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.text2text.metrics import METRICS
 from hf_ctxmodels.evaluation.clozes import Cloze, score_clozes
 from hf_ctxmodels.evaluation.minimal_pairs import unigram_scorer
+from hf_ctxmodels.evaluation.perplexity import perplexity_from_nats
 from hf_ctxmodels.evaluation.prompts.tasks import PromptExample, PromptTask
 from hf_ctxmodels.evaluation.scoring import score_pseudo_continuations
 
@@ -165,7 +166,7 @@ def _score(scorer: LikelihoodScorer, requests: Sequence[tuple[str, str]]) -> dic
 
 def _likelihood_metrics(scores: Sequence[ContinuationScore]) -> dict[str, MetricValue]:
     log_probability = mean_value([score.log_probability for score in scores])
-    perplexity = exp(min(-log_probability.value, 700.0))
+    perplexity = perplexity_from_nats(-log_probability.value)
     error = log_probability.standard_error
     return {
         "acc": mean_value([score.is_greedy for score in scores]),
