@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import Unigram
-from transformers.convert_slow_tokenizer import SentencePieceExtractor
+from transformers.convert_slow_tokenizer import SentencePieceExtractor, import_protobuf
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
@@ -121,8 +121,8 @@ class CtxUnigramTokenizer(CtxTokenizer):
         """Learn a vocabulary with SentencePiece. It does not depend on the order of texts of up to two million
         different words.
 
-        SentencePiece is trained on words and their counts, after this tokenizer's normalization and with its "nmt_nfkc"
-        table, which is saved in the tokenizer. Words of more than 4192 bytes are ignored, and in larger texts the
+        SentencePiece is trained on words and their counts, after this tokenizer's normalization with SentencePiece's
+        "nmt_nfkc" table, which is saved in the tokenizer. Words of more than 4192 bytes are ignored, and in larger texts the
         rarest words, so that the memory is bounded.
 
         Args:
@@ -140,13 +140,14 @@ class CtxUnigramTokenizer(CtxTokenizer):
         options: dict[str, Any] = {name: value for name, value in rules.items() if value is not None}
         options["model_max_length"] = model_max_length
         specials = cls.reorder_vocabulary([(token, 0.0) for token in cls.first_tokens])
-        untrained = cls(vocab=specials, **options)
-        normalize = untrained.backend_tokenizer.normalizer.normalize_str
+        cls(vocab=specials, **options)  # checks the options
         try:  # before the texts are read
-            from google.protobuf import message  # noqa: F401, of `read_sentencepiece`
             from sentencepiece import SentencePieceTrainer
+
+            options["_spm_precompiled_charsmap"] = _character_table("nmt_nfkc")
         except ImportError as error:
             raise _sentencepiece_missing("Training") from error
+        normalize = cls(vocab=specials, **options).backend_tokenizer.normalizer.normalize_str
         check_vocab_size(vocab_size, len(specials) + 1, f"{len(specials)} special tokens and a character")
         words = _count_words(normalize(text).split() for text in texts)
         if not words:
@@ -161,6 +162,7 @@ class CtxUnigramTokenizer(CtxTokenizer):
                 vocab_size=size,
                 hard_vocab_limit=False,
                 character_coverage=character_coverage,
+                normalization_rule_name="identity",  # the words are normalized
                 unk_id=cls.first_tokens.index("<unk>"),
                 bos_id=-1,  # these three are control symbols, which get the remaining ids in order
                 eos_id=-1,
@@ -178,7 +180,7 @@ class CtxUnigramTokenizer(CtxTokenizer):
         with TemporaryDirectory() as folder:
             file = Path(folder, "spiece.model")
             file.write_bytes(model.getvalue())
-            return cls(**read_sentencepiece(str(file), cls.reorder_vocabulary), **options)
+            return cls(**read_sentencepiece(str(file), cls.reorder_vocabulary) | options)
 
 
 def read_sentencepiece(path: str, reorder_vocabulary: Callable[[Pieces], Pieces]) -> dict[str, Any]:
@@ -211,6 +213,16 @@ def read_sentencepiece(path: str, reorder_vocabulary: Callable[[Pieces], Pieces]
     ids = {piece: index for index, (piece, _) in enumerate(extracted["vocab"])}
     extracted["added_tokens_decoder"] = {ids[symbol.content]: symbol for symbol in symbols}
     return extracted
+
+
+def _character_table(rule_name: str) -> bytes:
+    """The table of one of SentencePiece's normalization rules; raises ImportError without its packages."""
+    from sentencepiece import SentencePieceNormalizer
+
+    normalizer = SentencePieceNormalizer(rule_name=rule_name)
+    proto = import_protobuf().ModelProto.FromString(normalizer.serialized_model_proto())
+    table: bytes = proto.normalizer_spec.precompiled_charsmap
+    return table
 
 
 def _count_words(texts: Iterable[list[str]]) -> Counter[str]:

@@ -15,6 +15,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.albert.tokenization_albert import CtxAlbertTokenizer
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
 from hf_ctxmodels.objectives.features import NonSpecialTokens
+from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.tokenizers import unigram
 
 EDGE_CASE_TEXTS = [*EDGE_CASE_TEXTS, "[CLS] [MASK] literal [SEP] <mask> specials<mask> <eop> <eod> <sep> <pad>"]
@@ -203,3 +204,21 @@ def test_rarest_words_of_large_texts_are_ignored(case, monkeypatch):
     texts = [text for pair in zip(rare, itertools.cycle(TEXTS)) for text in pair]
     assert len(unigram._count_words(text.split() for text in texts)) == 40
     assert case.tokenizer_class.train(texts, 100).tokenize("bridge") == ["▁bridge"]
+
+
+@pytest.mark.parametrize("family", ["albert", "xlnet", "t5", "xlm_roberta"])
+def test_training_text_has_no_unknown_characters(family):
+    """In the normalization of the encoder: without accents, Korean syllables are decomposed into letters."""
+    texts = [
+        "\ud55c\uad6d\uc5b4 \ubb38\uc7a5",
+        "\u1106\u116e\u11ab",
+        "\u30ac\u30ae",
+        "na\u00efve",
+        "\u0939\u093f\u0928\u094d\u0926\u0940",
+    ]
+    tokenizer = FAMILIES[family].tokenizer.train(texts * 9, 300)
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert tokenizer.unk_token_id not in ids
+        expected = tokenizer.backend_tokenizer.normalizer.normalize_str(text)
+        assert tokenizer.decode(ids).strip() == expected
