@@ -5,6 +5,8 @@ from typing import Any
 from unicodedata import is_normalized, normalize
 
 import numpy as np
+import torch
+from torch import Tensor
 from transformers import BatchEncoding
 
 from hf_ctxmodels.tokenizers.base import CtxTokenizer
@@ -26,8 +28,8 @@ class ComposingTokenizer(CtxTokenizer):
             offsets = complete_offsets(encoding, row_sequences)
             if isinstance(row, list):
                 row[:] = offsets
-            else:  # a row of a tensor
-                row[:, 1] = row.new_tensor(offsets)[:, 1] if hasattr(row, "new_tensor") else np.array(offsets)[:, 1]
+            else:
+                row[:] = torch.tensor(offsets) if isinstance(row, Tensor) else np.array(offsets)
         return encoded
 
 

@@ -122,8 +122,8 @@ class CtxUnigramTokenizer(CtxTokenizer):
         different words.
 
         SentencePiece is trained on words and their counts, after this tokenizer's normalization with SentencePiece's
-        "nmt_nfkc" table, which is saved in the tokenizer. Words of more than 4192 bytes are ignored, and in larger texts
-        the rarest words, so that the memory is bounded.
+        "nmt_nfkc" table, which is saved in the tokenizer. Words of more than 4192 bytes are ignored, and in larger
+        texts the rarest words, so that the memory is bounded.
 
         Args:
             texts: Strings of any length, iterated once.
