@@ -204,7 +204,7 @@ def _open(dataset: str, data: DataArguments) -> tuple[str, list[SizedReader]]:
             )
         size = None if is_dataset(path) else require_file(path).size
         return source_name(path), [(partial(_labeled_pairs, path, pair_columns), size)]
-    source = DatasetSource.parse(path)
+    source = DatasetSource.parse(dataset)  # `path` is without ./
     path = local_path(source.name)
     is_file_name = bool(compression_suffix(path)) or file_suffix(path) in FILE_SUFFIXES  # else it may be a Hub id
     if is_pattern(path) or ((is_file_name or is_url(path) or os.path.isfile(path)) and not is_directory(path)):

@@ -22,7 +22,7 @@ DATA_SUFFIXES = (".txt", ".jsonl", ".parquet", ".csv", ".tsv", ".json", ".conll"
 # Bytes at both ends of a file, and of all files together, that identify a corpus without reading it completely.
 _DIGESTED_BYTES, _ALL_DIGESTED_BYTES = 1 << 20, 256 << 20
 _BUFFER_SIZE = 1 << 20
-_OPTIONS = r"(?:config|split)=[^=,]*(?:,\w+=[^=,]*)*"  # of a dataset
+_OPTIONS = r"\w+=[^=,]*(?:,\w+=[^=,]*)*"  # of a dataset
 # checksums and dates of remote files, the first of which identifies a version
 _VERSION_KEYS = (
     *("ETag", "etag", "md5Hash", "content_md5", "blob_id", "sha256"),
@@ -64,9 +64,9 @@ def file_suffix(path: str | Path) -> str:
 
 def split_dataset_options(source: str | Path) -> tuple[str, dict[str, str]]:
     """The name of a dataset `NAME[:config=NAME,split=NAME]`, and its options; a source without options, or a file or
-    directory of this name, is unchanged. Raises CtxError for another option."""
+    directory of this name, is unchanged. Raises CtxError for an unknown option, or options of a file."""
     source = str(source)
-    match = re.fullmatch(f"(.+?):({_OPTIONS})", source)
+    match = re.fullmatch(f"([^?]+?):({_OPTIONS})", source)  # after `?` it is a parameter of a URL
     if match is None or os.path.exists(local_path(source)):
         return source, {}
     _, options = split_choice(f":{match[2]}")
@@ -74,6 +74,8 @@ def split_dataset_options(source: str | Path) -> tuple[str, dict[str, str]]:
         raise CtxError(
             f"Unknown option {min(unknown)!r} of a dataset.", location=source, hint="write NAME:config=NAME,split=NAME."
         )
+    if os.path.isfile(local_path(match[1])):
+        raise CtxError("A file has no configurations and splits.", location=source, hint=f"write {match[1]}.")
     return match[1], options
 
 
@@ -82,7 +84,7 @@ def split_columns(source: str) -> tuple[str, list[str]]:
     or dataset and no columns if there is no such equals sign, because it belongs to the name of a file or directory, to
     a parameter of a URL, or to an option of a dataset."""
     path = local_path(source)
-    if not os.path.exists(path) and (match := re.fullmatch(f"(.+?:{_OPTIONS})(?:=(.*))?", str(source))):
+    if not os.path.exists(path) and (match := re.fullmatch(f"([^?]+?:{_OPTIONS})(?:=(.*))?", str(source))):
         return match[1], match[2].split(",") if match[2] else []
     file, equals, columns = path.rpartition("=")
     is_parameter = is_url(path) and re.search(r"\?(.*&)?[^=&]*$", file)

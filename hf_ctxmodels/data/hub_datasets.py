@@ -50,6 +50,12 @@ class DatasetSource:
 
         require_existing_path(self.name, "dataset")
         directories = _saved_splits(Path(self.name))
+        if directories and self.config is not None:
+            raise CtxError(
+                "A directory written by `save_to_disk` has no configurations.",
+                location=str(self),
+                hint="omit config=.",
+            )
         if directories and self.split not in directories:
             raise CtxError(
                 f"{self.name} has no split {self.split!r}.",
@@ -71,13 +77,15 @@ class DatasetSource:
 
 
 def is_dataset(source: str) -> bool:
-    """Whether a source is a dataset of the Hub or a local directory, not a file: it has options (`:split=test`), is a
-    directory, or has the form of a Hub id and no file has this name."""
+    """Whether a source is a dataset of the Hub or a local directory, not a file or `demo`: it has options
+    (`:split=test`), is a directory, or has the form of a Hub id and no file has this name."""
     name, options = split_dataset_options(source)
     if options or os.path.isdir(local_path(name)):
         return True
-    has_suffix = compression_suffix(name) or file_suffix(name)
-    return not (has_suffix or is_url(name) or os.path.exists(name)) and _HUB_ID.fullmatch(name) is not None
+    suffix = compression_suffix(name) or file_suffix(name)
+    is_file_name = suffix and not re.match(r"\.\d", suffix)  # "name-v1.0" may be a Hub id
+    is_file = name == "demo" or is_file_name or is_url(name) or os.path.exists(name)
+    return not is_file and _HUB_ID.fullmatch(name) is not None
 
 
 def source_name(source: str) -> str:
@@ -87,9 +95,9 @@ def source_name(source: str) -> str:
 
 
 def with_default_split(source: str, split: str) -> str:
-    """The source with this split if it is a dataset without one, otherwise unchanged; `demo` is unchanged."""
+    """The source with this split if it is a dataset without one, otherwise unchanged."""
     name, options = split_dataset_options(source)
-    if source == "demo" or "split" in options or not is_dataset(source):
+    if "split" in options or not is_dataset(source):
         return source
     return join_choice(name, options | {"split": split})
 

@@ -10,6 +10,7 @@ Files may be compressed (`.gz` or `.zst`), or URLs:
 
 import csv
 import io
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +21,8 @@ from typing import Any
 
 from hf_ctxmodels.core.bio_tags import is_bio
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.files import file_suffix
+from hf_ctxmodels.core.paths import is_url, local_path
+from hf_ctxmodels.data.files import file_suffix, missing_file_error
 from hf_ctxmodels.data.record_files import RECORD_SUFFIXES, has_records, read_records
 from hf_ctxmodels.data.text_files import read_text
 
@@ -84,6 +86,8 @@ def read_table(
             rows.append(Row({column: record[column] for column in columns}, str(location)))
     elif (suffix := suffix or file_suffix(file)) in _DELIMITERS:
         rows += _read_delimited(file, columns, _DELIMITERS[suffix], column_hint)
+    elif not is_url(file) and not os.path.exists(local_path(file)):
+        raise missing_file_error(str(file))
     else:
         raise CtxError(
             f"Not a table: the suffix is {suffix!r}, expected {', '.join((*_DELIMITERS, *RECORD_SUFFIXES))}, plain or "

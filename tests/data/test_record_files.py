@@ -7,11 +7,13 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from hf_ctxmodels import CtxBertConfig
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.data.files import describe_content, split_dataset_options
 from hf_ctxmodels.data.hub_datasets import DatasetSource, is_dataset, source_name, with_default_split
 from hf_ctxmodels.data.record_files import read_records
 from hf_ctxmodels.data.table_files import has_columns, has_labels, read_table
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
+from hf_ctxmodels.downstream.text2text import TextTask
 
 LABELS = ClassLabel(names=["not_equivalent", "equivalent"])
 PAIRS = Dataset.from_dict(
@@ -151,3 +153,51 @@ def test_damaged_parquet_file(tmp_path):
     (tmp_path / "data.parquet").write_bytes(content[:-20])
     with pytest.raises(CtxError, match=r"Parquet file is damaged(.|\n)*data\.parquet"):
         read_table(path, ["label"])
+
+
+@pytest.mark.parametrize("read_source", [load_documents, lambda source: read_table(source, ["label"])])
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("rows:splt=train", "Unknown option 'splt' of a dataset"),
+        ("org/name:name=mrpc", "Unknown option 'name' of a dataset"),
+        ("rows:config=x", "written by `save_to_disk` has no configurations"),
+        ("rows:split=train[:1]", r"no split 'train\[:1\]'(.|\n)*use one of: train"),
+        ("a.parquet:split=train", "A file has no configurations and splits"),
+        ("./row", "No such file|no such directory"),
+        ("~/row", "No such file|no such directory"),
+    ],
+)
+def test_invalid_sources(tmp_path, monkeypatch, read_source, source, message):
+    monkeypatch.chdir(tmp_path)
+    PAIRS.save_to_disk("rows")
+    save(PAIRS, tmp_path, "file")
+    (tmp_path / "data.parquet").rename("a.parquet")
+    with pytest.raises(CtxError, match=message):
+        read_source(source)
+
+
+def test_names_of_hub_datasets():
+    """A version number is no suffix of a file."""
+    assert all(map(is_dataset, ("imdb", "org/name", "org/name-v1.0", "org/name.csv:split=test")))
+    assert not any(
+        map(is_dataset, ("demo", "org/name.csv", "org/eng.testa", "./name", "org/name/file", "https://x.org/name"))
+    )
+
+
+def test_questions_without_answers_have_no_labels(tmp_path):
+    """As in test sets, where the lists of answers are empty."""
+    task, unanswerable = TASKS["question-answering"](TaskArguments()), QUESTIONS.select([1])
+    for name, dataset in (("questions", QUESTIONS), ("test", unanswerable), ("rest", QUESTIONS.remove_columns("id"))):
+        dataset.to_parquet(tmp_path / f"{name}.parquet")
+    assert task.has_labels(str(tmp_path / "questions.parquet"))
+    assert not task.has_labels(str(tmp_path / "test.parquet"))
+    assert not task.has_labels(str(tmp_path / "rest.parquet"))
+    text_task = TextTask("squad", "{question}", "{answers}", format="squad")
+    assert text_task.has_labels(str(tmp_path / "questions.parquet"))
+    assert not text_task.has_labels(str(tmp_path / "test.parquet"))
+    QUESTIONS.remove_columns("answers").to_parquet(tmp_path / "questions.parquet")
+    assert [example.input for example in text_task.read(str(tmp_path / "questions.parquet"), labeled=False)] == [
+        "Who saw Bonn?",
+        "Why?",
+    ]
