@@ -85,9 +85,8 @@ def read_squad(file: str, has_answers: bool = True) -> list[Question]:
     """The questions of a SQuAD 1.1 or 2.0 JSON file, or of records with the columns of SQuAD on the Hub, without
     answers unless `has_answers`; raises CtxError if an id is repeated, or an answer is not at its offset."""
     with wrap_errors("Not SQuAD's format", location=file, hint=_SQUAD_HINT):
-        questions = (
-            [*_json_questions(file, has_answers)] if file_suffix(file) == ".json" else [*_record_questions(file)]
-        )
+        read_questions = _json_questions if file_suffix(file) == ".json" else _record_questions
+        questions = [*read_questions(file, has_answers)]
     if not questions:
         raise CtxError("The file has no questions.", location=file, hint="use a file with at least one question.")
     ids: set[str] = set()
@@ -116,10 +115,10 @@ def _json_questions(file: str, has_answers: bool) -> Iterator[Question]:
                 yield _question(entry, paragraph["context"], spans, f"{file}, question {entry['id']!r}")
 
 
-def _record_questions(file: str) -> Iterator[Question]:
+def _record_questions(file: str, has_answers: bool) -> Iterator[Question]:
     for record, location in read_records(file):
         with wrap_errors("Not a question of SQuAD", location=location, hint=_RECORD_HINT):
-            answers = record["answers"]
+            answers = record["answers"] if has_answers else {"answer_start": (), "text": ()}
             spans = tuple(zip(map(int, answers["answer_start"]), map(str, answers["text"]), strict=True))
             yield _question(record, record["context"], spans, str(location))
 
@@ -133,7 +132,11 @@ def _question(entry: Mapping[str, Any], context: Any, spans: tuple[tuple[int, st
 
 
 def has_answers(file: str) -> bool:
-    """Whether a SQuAD file has answers, or questions that are marked as unanswerable."""
+    """Whether a SQuAD file has answers, or questions that are marked as unanswerable; records, such as those of a test
+    split, have labels if a list of answers is not empty."""
+    if has_records(file):
+        with wrap_errors("Not SQuAD's format", location=file, hint=_RECORD_HINT):
+            return any((record.get("answers") or {}).get("text") for record, _ in read_records(file))
     content = parse_json(read_text(file), location=file, hint=_SQUAD_HINT)
     with wrap_errors("Not SQuAD's JSON", location=file, hint=_SQUAD_HINT):
         paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
@@ -189,9 +192,9 @@ class QuestionAnswering(Task[Question]):
         return questions
 
     def has_labels(self, file: str) -> bool:
-        """Whether a SQuAD file has answers, or records have a column of answers; other tables have none."""
+        """Whether a SQuAD file or records have ids and answers; other tables have none."""
         if has_records(file):
-            return has_columns(file, ["id", "answers"])
+            return has_columns(file, ["id"]) and has_answers(file)
         return file_suffix(file) == ".json" and has_answers(file)
 
     def configure(self, config: PreTrainedConfig, train: Sequence[Question], validation: Sequence[Question]) -> None:
