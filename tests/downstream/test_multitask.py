@@ -228,6 +228,10 @@ def test_task_list_content(task_file: Path, tmp_path: Path, monkeypatch: pytest.
     for source in ("https://example.org/rte.tsv", "nyu-mll/glue:config=rte"):
         task_file.write_text(TASK_LIST.replace("train_file: rte.tsv", f"train_file: {source}"))
         assert read_task_list(task_file, TaskArguments(), tmp_path).tasks[0].train_file == source
+    (tmp_path / "rte").mkdir()
+    for source in ("rte", "rte:split=train"):
+        task_file.write_text(TASK_LIST.replace("train_file: rte.tsv", f"train_file: {source}"))
+        assert read_task_list(task_file, TaskArguments(), tmp_path).tasks[0].train_file == f"{tmp_path}/{source}"
     task_file.write_text(f"folder: {tmp_path}\nsampling: annealed\n" + TASK_LIST.partition("temperature: 2\n")[2])
     annealed = read_task_list(task_file, TaskArguments())
     assert (annealed.sampling, annealed.tasks[0].train_file) == ("annealed", str(tmp_path / "rte.tsv"))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import join_choice
 from hf_ctxmodels.core.paths import is_url, local_path
 from hf_ctxmodels.core.yaml_mapping import YamlMapping
 from hf_ctxmodels.data.files import split_dataset_options
@@ -137,9 +138,11 @@ def _parse_task(entry: YamlMapping, name: str, location: str, defaults: TaskArgu
             message = f"{key} is {value}, expected {'above 0' if key == 'weight' else f'0 to {maximum}'}."
             raise entry.error(key, message, "correct the value.")
     for key in ("train_file", "validation_file"):
-        if values[key] != "demo" and not is_url(values[key]) and not split_dataset_options(values[key])[1]:
-            values[key] = str(folder / local_path(values[key]))
-            if not Path(values[key]).is_file():
+        source, options = split_dataset_options(values[key])
+        path = folder / local_path(source)
+        if source != "demo" and not is_url(source) and (path.exists() or not options):  # else it is a Hub id
+            values[key] = join_choice(str(path), options)
+            if not path.exists():
                 message = f"The task {name} has no such file: {values[key]}."
                 raise entry.error(key, message, "correct the path, or pass its base directory as --tasks_folder.")
     columns = {key: values.pop(key) for key in entry.nodes if key in _COLUMNS}
