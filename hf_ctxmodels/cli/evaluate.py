@@ -1,6 +1,7 @@
 """Subcommands of `hf-ctxmodels evaluate`."""
 
 import json
+import re
 from dataclasses import dataclass
 from functools import partial
 from inspect import getdoc
@@ -256,7 +257,8 @@ def split_tables(flag_name: str, texts: list[str]) -> list[tuple[list[str], list
     tables = []
     for text in texts:
         source, columns = split_columns(text)
-        files = [source] if _TABLES_PER_VALUE[flag_name] == 1 else source.split(",")
+        # a comma before an option of a dataset does not separate tables
+        files = [source] if _TABLES_PER_VALUE[flag_name] == 1 else re.split(r",(?!\w+=)", source)
         if len(files) != _TABLES_PER_VALUE[flag_name] or not columns:
             raise CtxError(f"Invalid value {text!r}.", location=f"--{flag_name}", hint="see --help for the format.")
         tables.append((files, columns))

@@ -13,7 +13,7 @@ from torch import Tensor
 from zoo import Case
 
 from hf_ctxmodels import CtxError, CtxXLMConfig, CtxXLMModel, CtxXLMTokenizer
-from hf_ctxmodels.cli.evaluate import read_translations, retrieval_lines
+from hf_ctxmodels.cli.evaluate import read_translations, retrieval_lines, split_tables
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.evaluation import (
     MinimalPair,
@@ -293,3 +293,11 @@ def test_read_pairs_of_dataset(tmp_path: Path) -> None:
     row = {"sentence_good": "Aaron breaks it.", "sentence_bad": "Aaron appeared it.", "linguistics_term": "arguments"}
     Dataset.from_list([row]).save_to_disk(tmp_path / "blimp")
     assert read_pairs(str(tmp_path / "blimp")) == [MinimalPair(*row.values())]
+
+
+def test_datasets_of_classification_tasks() -> None:
+    """The options of datasets have commas, like the list of tables."""
+    sources = ["org/name:config=x,split=train", "org/name:config=x,split=test"]
+    value = f"{','.join(sources)}=text,label"
+    assert split_tables("classification", [value]) == [(sources, ["text", "label"])]
+    assert split_tables("similarity", [f"{sources[0]}=a,b,c"]) == [(sources[:1], ["a", "b", "c"])]
