@@ -11,14 +11,14 @@ LETTER = r"[\w\p{N}]"
 # soft hyphens and joiners are parts of a word, as in Unicode's annex 29; a zero-width space separates words
 _RUN = rf"{LETTER}+(?:[\p{{Cf}}--\u200b]+{LETTER}+)*"
 _MARK = rf"(?!{LETTER}|[\s\x1c-\x1f\p{{Cf}}])\X"
-_ADDRESS = rf"{LETTER}++://[^\s<>\"]*(?:{LETTER}|/)"
+_URL = rf"{LETTER}++://[^\s<>\"]*(?:{LETTER}|/)"
 _ABBREVIATION = rf"(?:\p{{L}}\.){{2,}}(?!{LETTER}|\.)"
 _WORD = rf"{_RUN}(?:[-'’.]{_RUN}|(?<=\d)[,:]\d{LETTER}*)*"
-WORD = regex.compile(rf"{_ADDRESS}|{_ABBREVIATION}|{_WORD}|{_MARK}", regex.V1)
+WORD = regex.compile(rf"{_URL}|{_ABBREVIATION}|{_WORD}|{_MARK}", regex.V1)
 """A word, or a punctuation mark, symbol or emoji with its modifiers; invisible format characters are no words.
 
 Contractions ("don't"), possessives, hyphenated words, numbers ("1,000.5", "10:30"), abbreviations of letters ("U.S.")
-and addresses ("https://a.b/c") are words.
+and URLs ("https://a.b/c") are words.
 """
 RUN_OR_MARK = regex.compile(rf"{_RUN}|{_MARK}", regex.V1)
 """As `WORD`, but hyphens, apostrophes and other marks separate words."""

@@ -89,7 +89,7 @@ class YamlMapping:
         return f"{self._file}:{self._lines[key]}, {prefix}{key}"
 
     def error(self, key: str, message: str, hint: str, prefix: str = "") -> CtxError:
-        """An error of the value of a key."""
+        """A CtxError about the value of a key; for the prefix see `location`."""
         return CtxError(message, location=self.location(key, prefix), hint=hint)
 
     def require(self, *keys: str) -> None:

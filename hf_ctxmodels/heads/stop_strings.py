@@ -37,7 +37,7 @@ class DecodedStopStrings(StoppingCriteria):
         return torch.tensor(has_ended, device=input_ids.device)
 
     def _is_completed(self, ids: list[int]) -> bool:
-        """Whether a stop string of the text ends after the part that the text without the last token has in common."""
+        """Whether a stop string of the text ends after the common prefix with the text without the last token."""
         (text,) = self.decode([ids])
         if not any(string in text for string in self.stop_strings):
             return False

@@ -317,8 +317,8 @@ def finetune_tasks(
 def _mix_tasks(
     features: list[list[Feature]], listed: TaskList, loop: LoopArguments, step_size: int
 ) -> tuple[Mixture, LoopArguments]:
-    """The training examples of all tasks, sampled as the list says; and the arguments of the loop, with the number of
-    epochs over which the sampling is annealed."""
+    """The training examples of all tasks with the sampling of the task list, and the arguments of the loop, which for
+    annealed sampling have a number of epochs. Raises CtxError for annealed sampling with `max_steps`."""
     if listed.sampling == "proportional":
         return ShuffledMixture(features, step_size), loop
     if listed.sampling == "temperature":
