@@ -374,6 +374,7 @@ def open_parquet(path: str) -> "pyarrow.parquet.ParquetFile":
     """Open a Parquet file, plain or compressed; raises CtxError if it is missing or damaged."""
     import pyarrow.parquet
 
+    path = local_path(path)
     with file_errors(path):
         source: Any = path
         if compression_suffix(path):  # Parquet is read from its end, so the file is decompressed first

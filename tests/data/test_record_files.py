@@ -177,6 +177,14 @@ def test_invalid_sources(tmp_path, monkeypatch, read_source, source, message):
         read_source(source)
 
 
+def test_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save(PAIRS, tmp_path, "file")
+    PAIRS.save_to_disk(tmp_path / "rows")
+    for source in ("~/data.parquet", "~/rows", "~/rows:split=train", f"file://{tmp_path}/data.parquet"):
+        assert [row.values["label"] for row in read_table(source, ["label"])] == ["equivalent", "not_equivalent"]
+
+
 def test_names_of_hub_datasets():
     """A version number is no suffix of a file."""
     assert all(map(is_dataset, ("imdb", "org/name", "org/name-v1.0", "org/name.csv:split=test")))
