@@ -14,10 +14,18 @@ from hf_ctxmodels.comparison.measures import MEASURES, DataFile, Measure
 from hf_ctxmodels.core.command_line import find_packaged, parse_arguments, read_recipe, recipe_flags, shown_fields
 from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, convert, did_you_mean, field_default, is_settable, split_choice
+from hf_ctxmodels.core.flags import (
+    REQUIRED,
+    convert,
+    did_you_mean,
+    field_default,
+    is_settable,
+    join_choice,
+    split_choice,
+)
 from hf_ctxmodels.core.paths import is_url
 from hf_ctxmodels.core.yaml_mapping import YamlMapping
-from hf_ctxmodels.data.files import describe_content, is_pattern, match_files
+from hf_ctxmodels.data.files import describe_content, is_pattern, match_files, split_dataset_options
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
@@ -237,12 +245,14 @@ def read_plan(file: str | Path, folder: str | Path = ".") -> Plan:
 
 
 def _located_source(source: str, folder: Path, location: str) -> str:
-    """A source of text, relative to the folder if it is a file or a pattern; raises CtxError if there is none."""
-    is_file = is_pattern(source) or Path(source).suffix or (folder / source).exists()
-    if source == "demo" or is_url(source) or not is_file:
+    """A source of text, relative to the folder if it is a file, a directory or a pattern; raises CtxError if there is
+    none."""
+    name, options = split_dataset_options(source)
+    is_file = (folder / name).exists() or (not options and (is_pattern(name) or Path(name).suffix))
+    if source == "demo" or is_url(name) or not is_file:
         return source  # also a Hub id
-    _existing_files(source, folder, location)
-    return str(folder / source)
+    _existing_files(name, folder, location)
+    return join_choice(str(folder / name), options)
 
 
 def _read_accelerate(root: YamlMapping) -> dict[str, str] | None:

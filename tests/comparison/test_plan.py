@@ -133,6 +133,14 @@ def test_recursive_pattern_of_files(folder):
     assert plan.dataset == [str(folder / "nested/**/*.txt")]
 
 
+def test_datasets_with_options(folder):
+    """Names of configurations may contain a dot; parts of splits are no patterns; directories are in the folder."""
+    (folder / "rows").mkdir()
+    for source in ("org/name:config=20231101.en", "org/name:split=train[:10%]", "rows:split=train"):
+        (dataset,) = read_plan_text(folder, PLAN.replace("dataset: text.txt", f'dataset: "{source}"')).dataset
+        assert dataset == (f"{folder}/{source}" if source.startswith("rows") else source)
+
+
 def test_variant_has_a_vocabulary_size(folder):
     plan = read_plan_text(folder, PLAN.replace("objective: mlm", "vocab_size: 200"))
     assert [plan.tokenizer_size(variant) for variant in plan.variants] == [300, 300, 200]
