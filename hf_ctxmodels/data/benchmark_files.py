@@ -12,6 +12,7 @@ from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.loading import parse_json
 from hf_ctxmodels.core.output_files import replacing
 from hf_ctxmodels.data.files import DataFile, compression_suffix, file_name, file_suffix, write_compressed
+from hf_ctxmodels.data.hub_datasets import is_dataset
 from hf_ctxmodels.data.table_files import read_table
 from hf_ctxmodels.data.text_files import Separator, guess_separator, read_text
 
@@ -61,6 +62,12 @@ def read_benchmark(path: str, columns: Sequence[str] = ("text",), separator: Sep
         CtxError: The file is missing, has another format or no examples, or lacks a column.
     """
     suffix = file_suffix(path)
+    if suffix == ".parquet" or is_dataset(path):
+        raise CtxError(
+            "Expected a text file: the examples without overlap are written as lines of the same format.",
+            location=path,
+            hint="convert it to JSON lines, for example with `to_json` of datasets.",
+        )
     text = read_text(path)
     if suffix == ".json":
         return _read_squad(path, text)

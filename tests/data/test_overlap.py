@@ -150,6 +150,9 @@ def test_benchmark_columns(tmp_path):
     assert example.texts == ("a b", "c", "d", "1")
     with pytest.raises(CtxError, match="No column 'text'"):
         read_benchmark(str(tmp_path / "a.jsonl"))
+    for source in ("a.parquet", "org/name:split=test", str(tmp_path)):
+        with pytest.raises(CtxError, match="Expected a text file"):
+            read_benchmark(source)
     with pytest.raises(CtxError, match="max_size"):
         OverlapRule(min_size=9, max_size=8)
 
