@@ -47,6 +47,7 @@ class PerplexityArguments:
         "demo, a .txt, .jsonl or .parquet file or a pattern of files, or a Hub id or directory, optionally with "
         ":config=NAME,split=NAME (default: split=test); or several of these.",
     )
+    text_column: str = flag("text", "Column with the text of a document, except in .txt.")
     validation_fraction: float | None = flag(
         None, "Use only the validation documents of pretrain with this fraction and the same files."
     )
@@ -104,7 +105,9 @@ def main() -> None:
     if separator is None and arguments.validation_fraction is None:
         separator = "blank"
     datasets = [with_default_split(dataset, "test") for dataset in arguments.dataset]
-    documents = load_documents(*datasets, skip_empty_documents=True, document_separator=separator)
+    documents = load_documents(
+        *datasets, text_column=arguments.text_column, skip_empty_documents=True, document_separator=separator
+    )
     if arguments.validation_fraction is not None:
         documents = documents.split(arguments.validation_fraction)[1]
     results = measure(model, tokenizer, documents, arguments)

@@ -27,6 +27,7 @@ from hf_ctxmodels.data.documents import (
     split_document,
 )
 from hf_ctxmodels.data.files import (
+    DATA_SUFFIXES,
     DataFile,
     compression_suffix,
     file_name,
@@ -206,7 +207,7 @@ def _open(dataset: str, data: DataArguments) -> tuple[str, list[SizedReader]]:
         return source_name(path), [(partial(_labeled_pairs, path, pair_columns), size)]
     source = DatasetSource.parse(dataset)  # `path` is without ./
     path = local_path(source.name)
-    is_file_name = bool(compression_suffix(path)) or file_suffix(path) in FILE_SUFFIXES  # else it may be a Hub id
+    is_file_name = bool(compression_suffix(path)) or file_suffix(path) in DATA_SUFFIXES  # else it may be a Hub id
     if is_pattern(path) or ((is_file_name or is_url(path) or os.path.isfile(path)) and not is_directory(path)):
         name, files = _match_documents(dataset, FILE_SUFFIXES, "use such a file, a directory, a Hub id, or `demo`")
         return name, _document_readers(name, files, columns, separator)

@@ -192,6 +192,7 @@ def test_prose_paragraphs_skip_wiki_markup():
 
 INVALID_SOURCES = {
     "missing": ("gone.txt", None, "No such file"),
+    "missing table": ("gone.csv", None, "No such file"),
     "unknown suffix": ("corpus.docx", b"x", r"suffix '\.docx'"),
     "empty text": ("corpus.txt", b"", "dataset is empty"),
     "blank text": ("corpus.txt", b" \n\n \n", "dataset is empty"),

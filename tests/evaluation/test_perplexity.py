@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import command_output, save
+from datasets import Dataset, DatasetDict
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -117,6 +118,13 @@ def test_command_measures_held_out_documents(decoder: Pair, tmp_path: Path) -> N
     expected = measure_perplexity(*decoder, map(" ".join, held_out))
     assert len(held_out) == 2
     assert f"{expected.per_word:.3f} per word; {expected.tokens} tokens, 6 words, 0 unknown" in printed
+
+
+def test_command_reads_test_split_of_dataset(decoder: Pair, tmp_path: Path) -> None:
+    splits = {split: Dataset.from_dict({"body": [text]}) for split, text in (("train", "cats"), ("test", "3 cats sat"))}
+    DatasetDict(splits).save_to_disk(tmp_path / "texts")
+    flags = {"model": save(tmp_path / "model", *decoder), "dataset": tmp_path / "texts", "text_column": "body"}
+    assert "3 words" in command_output("evaluate perplexity", **flags)
 
 
 def test_text_without_spaces(decoder: Pair, tmp_path: Path) -> None:
