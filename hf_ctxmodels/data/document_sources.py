@@ -37,8 +37,8 @@ from hf_ctxmodels.data.files import (
     local_files,
     match_files,
     require_file,
+    source_path,
     split_columns,
-    split_dataset_options,
 )
 from hf_ctxmodels.data.hub_datasets import DatasetSource, is_dataset, source_name
 from hf_ctxmodels.data.news_files import EXAMPLE_ARTICLE, read_articles
@@ -221,12 +221,7 @@ def _open(dataset: str, data: DataArguments) -> tuple[str, list[SizedReader]]:
 
 def document_files(sources: Iterable[str]) -> list[str]:
     """The existing local files of sources of `load_documents`: files, and all files of patterns and directories."""
-    return [file for source in sources for file in local_files(_path(source))]
-
-
-def _path(source: str) -> str:
-    """The path or Hub id of a source, without columns and options."""
-    return split_dataset_options(split_columns(source)[0])[0]
+    return [file for source in sources for file in local_files(source_path(source))]
 
 
 def _hub_readers(source: DatasetSource, columns: TextColumns, streaming: bool) -> list[SizedReader]:

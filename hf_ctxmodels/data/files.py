@@ -94,6 +94,11 @@ def split_columns(source: str) -> tuple[str, list[str]]:
     return file, columns.split(",")
 
 
+def source_path(source: str) -> str:
+    """The path, URL or Hub id of a source, without columns and options."""
+    return split_dataset_options(split_columns(source)[0])[0]
+
+
 def file_system(url: str) -> tuple[Any, str]:
     """The fsspec file system of a URL, and the path in it; raises CtxError for an unknown protocol or without its
     package."""

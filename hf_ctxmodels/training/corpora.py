@@ -30,7 +30,7 @@ from hf_ctxmodels.data.control_codes import add_control_codes
 from hf_ctxmodels.data.document_sources import NONE
 from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.files import file_errors, file_info, open_file, split_columns, split_dataset_options
+from hf_ctxmodels.data.files import file_errors, file_info, open_file, source_path
 from hf_ctxmodels.data.folders import RemoteFolder
 from hf_ctxmodels.data.preparation import Preparation, examples_of, held_out_errors, text_parts
 from hf_ctxmodels.data.prepared import (
@@ -427,8 +427,7 @@ def _source_versions(documents: Documents, sources: Iterable[str]) -> list[Any]:
     """Modification times of local files, and fingerprints of datasets of the Hub."""
     times = []
     for source in sources:
-        path, _ = split_dataset_options(split_columns(source)[0])
-        for name in sorted(glob(path, recursive=True)):
+        for name in sorted(glob(source_path(source), recursive=True)):
             files = sorted(Path(name).rglob("*")) if os.path.isdir(name) else [Path(name)]
             times += [(str(file), file.stat().st_mtime_ns) for file in files if file.is_file()]
     readers = [chunk.read for part in documents.layout for chunk in part.chunks]
