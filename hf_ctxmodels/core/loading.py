@@ -91,7 +91,7 @@ def require_existing_path(
     connection for half a minute.
     """
     text, path = str(source), Path(source)
-    is_path = isinstance(source, Path) or not _is_repo_id(text)
+    is_path = isinstance(source, Path) or not is_repo_id(text)
     if path.exists():
         return
     if not is_path and Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=text, repo_type=repo_type)).is_dir():
@@ -111,7 +111,8 @@ def require_existing_path(
     raise CtxError(message, location=text, hint=hint)
 
 
-def _is_repo_id(text: str) -> bool:
+def is_repo_id(text: str) -> bool:
+    """Whether the Hub allows this id of a repository."""
     try:
         validate_repo_id(text)
     except HFValidationError:

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import join_choice
-from hf_ctxmodels.core.loading import read_json, require_existing_path
+from hf_ctxmodels.core.loading import is_repo_id, read_json, require_existing_path
 from hf_ctxmodels.core.paths import is_url, local_path
 from hf_ctxmodels.data.files import compression_suffix, file_name, file_suffix, split_dataset_options
 
 if TYPE_CHECKING:
     import datasets
-
-_HUB_ID = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def is_dataset(source: str) -> bool:
     suffix = compression_suffix(name) or file_suffix(name)
     is_file_name = suffix and not re.match(r"\.\d", suffix)  # "name-v1.0" may be a Hub id
     is_file = name == "demo" or is_file_name or is_url(name) or os.path.exists(name)
-    return not is_file and _HUB_ID.fullmatch(name) is not None
+    return not is_file and is_repo_id(name)
 
 
 def source_name(source: str) -> str:
