@@ -347,11 +347,12 @@ ABBREVIATIONS = frozenset(
 
 _END = re.compile(
     r"""
-    [.!?…。！？]                              # a mark at the start of the expression makes the search fast
+    [.!?…。！？।॥؟۔։።፧។။]                    # a mark at the start of the expression makes the search fast
     (?:
         (?<=[.!?…]) [.!?…]* ["'”’»)\]]*      # further marks, closing quotes and brackets,
         (?=\s+ ["'“‘«(\[¿¡]* (?P<next>\w))   # before a word,
-    |   (?<=[。！？]) [。！？]* [」』”’）]*      # or a full-width mark
+    |   (?<![.!?…]) [.!?。！？।॥؟۔։።፧។။]*     # or a mark that occurs only at the end of a sentence
+        (?: [」』”’）»)\]] | ["'](?!\w) )*
     )
     """,
     re.VERBOSE,
@@ -375,7 +376,8 @@ def split_sentences(paragraph: str) -> list[str]:
 
     A sentence ends after `.`, `!`, `?` or `…` (and closing quotes and brackets) if white space follows and the next
     word does not begin with a lower-case letter, but not after a known abbreviation or an initial ("J. Smith").
-    Full-width marks of Chinese and Japanese need no white space. In a paragraph without capitals a sentence ends at
+    The full stops and question marks of Chinese, Japanese, Indic languages, Arabic, Urdu, Armenian, Ethiopic, Khmer and
+    Burmese need no white space. In a paragraph without capitals a sentence ends at
     every such mark but an ellipsis.
 
     >>> split_sentences("Mr. Smith left. Was it late? It was 4.30 p.m. by the clock.")

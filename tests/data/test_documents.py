@@ -335,7 +335,7 @@ def test_invalid_split_fraction_raises(fraction):
         load_documents("demo").split(fraction)
 
 
-@given(st.text(alphabet="aB1.!?…。 \n\"')(”“é", max_size=60))
+@given(st.text(alphabet="aB1.!?…。।؟ \n\"')(”“é", max_size=60))
 def test_sentence_splitting_keeps_all_characters(text):
     sentences = split_sentences(text)
     assert "".join("".join(sentences).split()) == "".join(text.split())
@@ -351,6 +351,9 @@ def test_sentence_splitting_keeps_all_characters(text):
         ("See e.g. Fig. 3 of vol. II.", 1),
         ("Das ist z.B. gut. Das Ende.", 2),
         ("你好。我很好！真的？", 3),
+        ('यह एक वाक्य है। क्या यह दूसरा है? हाँ।। वह बोला, "ठीक है।" फिर वह गया।', 5),
+        ("هل تعلم؟! نعم. «لماذا؟» سألت.", 4),
+        ("یہ ایک جملہ ہے۔یہ دوسرا ہے۔", 2),
         ("¿Qué? ¡Nada! Fin", 3),
         ("the plot , if any , is thin . watch it ? no ... not me . dr. who said so .", 4),
         ("   ", 0),
