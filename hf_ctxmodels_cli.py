@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
+from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
@@ -215,6 +216,7 @@ class UnknownCommandError(LookupError):
 def main() -> NoReturn:
     """Run the command of the command line and exit with 0 or the exit code of its error."""
     arguments = sys.argv[1:]
+    _write_all_characters()
     if text := f"{PROGRAM} {version('hf_ctxmodels')}" if arguments[:1] == ["--version"] else help_text(arguments):
         try:
             print(text, flush=True)
@@ -234,6 +236,15 @@ def main() -> NoReturn:
         print("\nInterrupted.", file=sys.stderr, flush=True)
         sys.exit(130)
     run_script(run)
+
+
+def _write_all_characters() -> None:
+    """Write files and pipes in UTF-8, which Windows does not do by default, and escape the characters that the encoding
+    of a terminal, or of `PYTHONIOENCODING`, lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            is_default = stream.isatty() or "PYTHONIOENCODING" in os.environ
+            stream.reconfigure(encoding=None if is_default else "utf-8", errors="backslashreplace")
 
 
 def help_text(arguments: list[str]) -> str | None:

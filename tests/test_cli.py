@@ -79,6 +79,18 @@ def test_help_written_to_closed_pipe():
     assert (result.returncode, result.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("encoding", "written"), [(None, "é → हि".encode()), ("cp1252", "é ".encode("cp1252") + rb"\u2192 \u0939\u093f")]
+)
+def test_characters_outside_the_encoding_of_the_output(encoding, written):
+    code = f"import hf_ctxmodels_cli as cli; cli._write_all_characters(); print({'é → हि'!a}, end='')"
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    environment.pop("PYTHONIOENCODING", None)
+    environment |= {} if encoding is None else {"PYTHONIOENCODING": encoding}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    assert result.stdout == written, result.stderr
+
+
 def test_interrupted_import_has_no_traceback():
     code = """
 import sys

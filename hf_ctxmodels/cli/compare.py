@@ -8,6 +8,7 @@ The plan is a YAML file, or the name of a packaged one. After an interruption, t
 parts are skipped. Several processes, also on different machines, can share the output directory.
 """
 
+import os
 import signal
 import sys
 import time
@@ -23,7 +24,7 @@ from hf_ctxmodels.comparison.processes import TimeIsUpError
 from hf_ctxmodels.comparison.results import REPORT_FILE, RESULTS_FILE, TABLE_FILE, write_results
 from hf_ctxmodels.comparison.runner import MINUTE, Comparison, collected_errors
 from hf_ctxmodels.core.command_line import parse_arguments, with_first_flag
-from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.console import print_status, stop_signals
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
@@ -60,9 +61,15 @@ def main() -> None:
         argv=argv,
         essential=("plan", "output_dir"),
     )
+    if not hasattr(os, "wait4"):
+        raise CtxError(
+            "This command measures and stops processes with functions that Windows does not have.",
+            location="compare",
+            hint="use Linux, macOS or the Windows Subsystem for Linux.",
+        )
     require_writable(arguments.output_dir, "--output_dir")
     logging.disable_progress_bar()  # of loading each checkpoint
-    for number in (signal.SIGTERM, signal.SIGHUP):  # and stop training, see `run_command`
+    for number in stop_signals():  # and stop training, see `run_command`
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, lambda received, frame: sys.exit(128 + received))
     plan = read_plan(arguments.plan, arguments.data_dir)

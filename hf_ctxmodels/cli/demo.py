@@ -17,7 +17,7 @@ import torch
 from transformers.utils import logging
 
 from hf_ctxmodels.core.command_line import parse_arguments
-from hf_ctxmodels.core.console import format_next_commands
+from hf_ctxmodels.core.console import format_next_commands, stop_signals
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.demo import masked_words, word_vectors
@@ -53,7 +53,7 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(num_foreground_threads())
-    for signal_number in (signal.SIGTERM, signal.SIGHUP):
+    for signal_number in stop_signals():
         signal.signal(signal_number, signal.default_int_handler)  # stop the stages, as after Ctrl-C
     report = DemoReport(sections=6)
     folder = Path(arguments.output_dir)

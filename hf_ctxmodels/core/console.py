@@ -4,6 +4,7 @@ import gc
 import os
 import select
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -84,6 +85,11 @@ def _with_lines(items: Iterable[Item], description: str, unit: str, total: int |
 def format_next_commands(*commands: Sequence[object]) -> str:
     """Lines with commands to run next, each a sequence of a name and its flags."""
     return "next:\n" + "\n".join(f"  {shlex.join(['hf-ctxmodels', *map(str, command)])}" for command in commands)
+
+
+def stop_signals() -> list[signal.Signals]:
+    """The signals that end a command: SIGTERM, and SIGHUP when its terminal is closed, which Windows does not have."""
+    return [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 
 
 def run_script(main: Callable[[], object]) -> NoReturn:

@@ -257,8 +257,15 @@ def replace_files(temporary: Path, directory: Path, previous: Iterable[Path], *,
 
 
 def flush_to_disk(path: Path) -> None:
-    """Wait until a file, or the entries of a directory, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Wait until a file, or the entries of a directory, are on the disk. Windows cannot open a directory, and flushes a
+    file only if it is open for writing."""
+    is_directory = path.is_dir()
+    try:
+        descriptor = os.open(path, os.O_RDONLY if is_directory else os.O_RDWR)
+    except PermissionError:
+        if is_directory:
+            return
+        raise
     try:
         os.fsync(descriptor)
     finally:
