@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.adapter_support import suppress_adapter_notice
+from hf_ctxmodels.core.devices import to_float64
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.core.weights import is_quantized
@@ -193,7 +194,7 @@ def random_direction(weights: Mapping[str, Tensor], generator: torch.Generator) 
 
 def dot(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
     """Inner product of two directions, in float64."""
-    return float(sum((first[name].double() * second[name].double()).sum() for name in first))
+    return float(sum((to_float64(first[name]) * to_float64(second[name])).sum() for name in first))
 
 
 def scaled_to(direction: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> Weights:

@@ -21,6 +21,7 @@ from torch import Tensor
 from hf_ctxmodels.analysis.senses import Occurrence, encode_occurrences
 from hf_ctxmodels.architectures.word_alignment import Sentence, split_words
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
+from hf_ctxmodels.core.devices import to_float64
 from hf_ctxmodels.core.errors import CtxError
 
 _MAX_BLOCK = 2**25  # entries of Gram matrices in memory at the same time
@@ -35,7 +36,7 @@ def linear_cka(x: Tensor, y: Tensor, *, debiased: bool = True) -> float:
         debiased: Use the unbiased estimator of HSIC.
     """
     _check_examples([x, y])
-    x, y = (_center(representation.double()) for representation in (x, y))
+    x, y = (_center(to_float64(representation)) for representation in (x, y))
 
     def hsic(a: Tensor, b: Tensor) -> Tensor:
         product = (b.T @ a).square().sum()
@@ -63,7 +64,7 @@ def cka_matrix(representations: Sequence[Tensor]) -> Tensor:
     scaled = [x / x.norm().clamp(min=torch.finfo(x.dtype).tiny) for x in centered]
     norms = [x.square().sum(1) for x in scaled]
     shifts = [squares / (n - 2) - squares.sum() / (2 * (n - 1) * (n - 2)) for squares in norms]
-    hsic = scaled[0].new_zeros(len(scaled), len(scaled), dtype=torch.float64)
+    hsic = torch.zeros(len(scaled), len(scaled), dtype=torch.float64)
     block_size = max(1, _MAX_BLOCK // (n * len(scaled)))
     for start in range(0, n, block_size):
         rows = slice(start, start + block_size)
@@ -73,7 +74,7 @@ def cka_matrix(representations: Sequence[Tensor]) -> Tensor:
             block.diagonal(start).zero_()
             blocks.append(block.flatten())
         stacked = torch.stack(blocks)
-        hsic += (stacked @ stacked.T).double()
+        hsic += (stacked @ stacked.T).cpu().double()
     scales = hsic.diagonal().sqrt()  # NaN or 0 for constant representations
     return hsic / (scales[:, None] * scales)
 
@@ -92,7 +93,7 @@ def svcca_matrix(representations: Sequence[Tensor], variance: float = 0.99) -> T
     n = _check_examples(representations)
     bases = []
     for representation in representations:
-        x = _center(representation.double())
+        x = _center(to_float64(representation))
         eigenvalues, directions = torch.linalg.eigh(x.T @ x)
         eigenvalues, directions = eigenvalues.flip(0), directions.flip(1)
         rank = int((eigenvalues > _EPSILON * eigenvalues[0]).sum())
@@ -128,7 +129,7 @@ def neuron_matrix(representations: Sequence[Tensor]) -> Tensor:
         is_active = lengths > 1e-6 * lengths.max()
         unit_columns.append(x[:, is_active] / lengths[is_active])
     size = len(unit_columns)
-    matrix = unit_columns[0].new_full((size, size), torch.nan, dtype=torch.float64)
+    matrix = torch.full((size, size), torch.nan, dtype=torch.float64)
     for i, first in enumerate(unit_columns):
         for j, second in enumerate(unit_columns[: i + 1]):
             if first.shape[1] and second.shape[1]:

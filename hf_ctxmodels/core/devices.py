@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
@@ -56,6 +56,16 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
 def without_autocast(device_type: str) -> AbstractContextManager[None]:
     """Context that disables the autocast of a device type."""
     return nullcontext() if device_type == "meta" else torch.autocast(device_type, enabled=False)
+
+
+def to_float64(tensor: Tensor) -> Tensor:
+    """The values in float64; on the CPU if the device has no such numbers, as Apple's GPUs (mps)."""
+    return (tensor if has_float64(tensor.device) else tensor.cpu()).double()
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether tensors on a device can be float64."""
+    return device.type != "mps"
 
 
 def select_device(name: str | torch.device | None = None) -> torch.device:

@@ -13,6 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.continuations import ContinuationScore
 from hf_ctxmodels.core.constants import IGNORE_INDEX
+from hf_ctxmodels.core.devices import to_float64
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.generation import max_input_length
@@ -352,7 +353,7 @@ class _Predictions(NamedTuple):
         """(batch, predictions) log-probabilities of the targets in float64, 0 for none."""
         logits, targets = self.logits.flatten(0, 1).float(), self.targets.flatten()
         losses = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="none")
-        return -losses.view_as(self.targets).double()
+        return to_float64(-losses.view_as(self.targets))
 
 
 class _Scorer(ABC):

@@ -34,6 +34,17 @@ TRAINING_COMMANDS = (
     f"finetune sequence-classification --model classifier {DATA}",
     f"distill sequence-classification --teacher classifier --losses soft-targets --family bert {DATA}",
 )
+ANALYSIS_COMMANDS = (
+    "analyze similarity --model masked classifier --text text.txt --measures cka --output_dir {}",
+    "analyze geometry --model masked --text text.txt --min_occurrences 2 --output_dir {}",
+    "analyze attention --model masked --text long.txt --output_dir {}",
+    "analyze senses --model masked --text text.txt --word the --output_dir {}",
+    "analyze heads --model classifier --validation_file rows.jsonl --output_dir {}",
+    "analyze landscape --model classifier --pretrained masked --validation_file rows.jsonl --output_dir {}",
+    "export low-rank --model classifier --rank 2 --weighting activations:file=long.txt --output_dir {}",
+    "embed words --model masked --input text.txt --output {}.npz",
+    "embed sentences --model masked --pooling mean --input text.txt --output {}.npy",
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +58,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
             model.config.id2label, model.config.label2id = {0: "A", 1: "B", 2: "C"}, {"A": 0, "B": 1, "C": 2}
         save(workspace / name, model, tokenizer)
     (workspace / "text.txt").write_text("\n".join(TEXTS))
+    (workspace / "long.txt").write_text("\n".join([" ".join(TEXTS[:2])] * 16))
     (workspace / "rows.jsonl").write_text(
         "".join(json.dumps({"text": text, "label": "ABC"[index % 3]}) + "\n" for index, text in enumerate(TEXTS * 2))
     )
@@ -88,14 +100,18 @@ def test_dtype_of_linear_layers(workspace, command, linear_dtypes, tmp_path, mon
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_commands_use_the_gpu_by_default(workspace, tmp_path):
-    """On an emulated GPU, models and batches are on the GPU without --device; mixing devices raises."""
+@pytest.mark.parametrize("flags", [[], ["--no-float64"]], ids=["cuda", "without float64"])
+def test_commands_use_the_gpu_by_default(workspace, flags, tmp_path):
+    """On an emulated GPU, models and batches are on the GPU without --device; mixing devices raises, and float64 on
+    GPUs that do not have it, as Apple's."""
     training = [f"{command} --output_dir {tmp_path / str(index)}" for index, command in enumerate(TRAINING_COMMANDS)]
-    augmentation = "data augment --model masked --input rows.jsonl --output gpu.jsonl --copies 1"
-    commands = [*(command for command in MODEL_COMMANDS if "augment" not in command), augmentation, *training]
+    augmentation = f"data augment --model masked --input rows.jsonl --output {tmp_path / 'gpu.jsonl'} --copies 1"
+    analyses = [command.format(tmp_path / f"analysis-{index}") for index, command in enumerate(ANALYSIS_COMMANDS)]
+    model_commands = [command for command in MODEL_COMMANDS if "augment" not in command]
+    commands = [*model_commands, augmentation, *training, *analyses]
     paths = [str(TESTS.parent), *(str(TESTS / name) for name in (".", "gpu", "hub"))]
     result = subprocess.run(
-        [sys.executable, str(TESTS / "gpu" / "command_runs.py"), *commands],
+        [sys.executable, str(TESTS / "gpu" / "command_runs.py"), *flags, *commands],
         cwd=workspace,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
@@ -105,5 +121,5 @@ def test_commands_use_the_gpu_by_default(workspace, tmp_path):
     assert [record["command"] for record in records] == commands, result.stderr[-2000:]
     for record in records:
         assert record["code"] == 0, record
-        assert record["launches"] > 50
+        assert record["launches"] > 50 or record["command"] in analyses, record
         assert ("on cuda, bfloat16 autocast" in record["stderr"]) == (record["command"] in training)

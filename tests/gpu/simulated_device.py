@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import device_guard  # noqa: F401  (before torch)
 import torch
@@ -36,6 +37,7 @@ _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_in
 
 cpu_attention = F.scaled_dot_product_attention
 capability = (9, 0)
+has_float64 = True
 _record: "Record | None" = None
 
 
@@ -173,6 +175,8 @@ def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     def wrap(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or isinstance(leaf, DeviceTensor):
             return leaf
+        if not has_float64 and leaf.dtype in (torch.float64, torch.complex128):
+            raise TypeError(f"{func} in {leaf.dtype}, {_calling_line()}")
         return wrappers[id(leaf)] if id(leaf) in wrappers else DeviceTensor(leaf)
 
     return tree_map(wrap, result)
@@ -500,12 +504,13 @@ def _patch_package() -> None:
 
 
 @contextlib.contextmanager
-def simulated_device(compute_capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
-    """Make `cuda:0` available, with this compute capability."""
-    global capability
-    capability = compute_capability
+def simulated_device(compute_capability: tuple[int, int] = (9, 0), *, float64: bool = True) -> Iterator[None]:
+    """Make `cuda:0` available, with this compute capability; float64 tensors on it can raise TypeError, as on Apple's
+    GPUs."""
+    global capability, has_float64
+    capability, has_float64 = compute_capability, float64
     _patch_package()
-    with _Creation():
+    with _Creation(), mock.patch("hf_ctxmodels.core.devices.has_float64", lambda device: float64 or device.type == "cpu"):
         yield
 
 

@@ -24,6 +24,7 @@ from hf_ctxmodels.compression.replacement import (
 )
 from hf_ctxmodels.core.adapter_support import is_adapter_parameter
 from hf_ctxmodels.core.console import progress_bar
+from hf_ctxmodels.core.devices import to_float64
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.structure import STRUCTURE_CHANGES
 from hf_ctxmodels.core.weights import is_quantized
@@ -284,12 +285,12 @@ def record_second_moments(model: nn.Module, names: Collection[str]) -> Iterator[
 
     def record(name: str, module: nn.Module, input: Tensor) -> None:
         if isinstance(module, nn.Embedding):
-            moment = torch.bincount(input.flatten(), minlength=module.num_embeddings).double()
+            moment = to_float64(torch.bincount(input.flatten(), minlength=module.num_embeddings))
             if module.padding_idx is not None:
                 moment[module.padding_idx] = 0
         else:
             rows = input.reshape(-1, input.shape[-1]).float()
-            moment = (rows.T @ rows).double()
+            moment = to_float64(rows.T @ rows)
         moments[name] = moments[name] + moment if name in moments else moment
 
     with watch_inputs(model, names, record):

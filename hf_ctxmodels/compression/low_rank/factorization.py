@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hf_ctxmodels.core.devices import to_float64
+
 _ZERO = 1e-7  # singular values of float32 weights, relative to the largest, that are rounding errors
 
 
@@ -45,7 +47,7 @@ def factorize(weight: Tensor, moment: Tensor | None = None, *, rank: int | None 
     Returns:
         The factors in the dtype of `weight`.
     """
-    values = weight.detach().double()
+    values = to_float64(weight.detach())
     vectors, singular_values = _left_singular_vectors(values, moment)
     squares = singular_values.square()
     shares = squares.cumsum(0) / squares.sum().clamp(min=torch.finfo(torch.float64).tiny)
@@ -53,7 +55,7 @@ def factorize(weight: Tensor, moment: Tensor | None = None, *, rank: int | None 
         rank = min(int((shares < energy * (1 - 1e-12)).sum()) + 1, len(shares))
     basis = vectors[:, :rank]
     remaining_energy = float(shares[rank - 1]) if float(squares.sum()) else 1.0
-    return Factors(basis.to(weight.dtype), (basis.T @ values).to(weight.dtype), remaining_energy)
+    return Factors(basis.to(weight), (basis.T @ values).to(weight), remaining_energy)
 
 
 def _left_singular_vectors(weight: Tensor, moment: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER, STACK_FILE, is_adapter_parameter
 from hf_ctxmodels.core.config import is_valid_module_name
+from hf_ctxmodels.core.devices import to_float64
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.output_files import remove_folders, write_text_file
@@ -320,10 +321,11 @@ def merge_adapter(model: PreTrainedModel, name: str) -> None:
                 raise CtxError(f"The adapter cannot be merged: {obstacle}.", hint=hint)
     for linear, adapter in pairs:
         down, up = adapter.linear_down, adapter.adapter_up
-        scale = torch.as_tensor(adapter.scaling, device=up.weight.device).double().reshape(-1, 1)
-        product = scale * (up.weight.double() @ down.weight.double())
-        offset = scale[:, 0] * (up.weight.double() @ down.bias.double() + up.bias.double())
-        weight, bias = linear.weight.double(), linear.bias.double()
+        scale = to_float64(torch.as_tensor(adapter.scaling, device=up.weight.device)).reshape(-1, 1)
+        up_weight, up_bias = to_float64(up.weight), to_float64(up.bias)
+        product = scale * (up_weight @ to_float64(down.weight))
+        offset = scale[:, 0] * (up_weight @ to_float64(down.bias) + up_bias)
+        weight, bias = to_float64(linear.weight), to_float64(linear.bias)
         linear.weight.copy_(weight + product @ weight)
         linear.bias.copy_(bias + product @ bias + offset)
     delete_adapter(model, name)

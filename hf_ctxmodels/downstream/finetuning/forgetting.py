@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.adapter_support import suppress_adapter_notice
+from hf_ctxmodels.core.devices import to_float64
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import typed_options
 from hf_ctxmodels.core.weights import is_quantized
@@ -170,8 +171,8 @@ def distances(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict
     sums: dict[str, list[float]] = {}
     for name in sorted(set(before) & set(after)):
         layer = LAYER.match(name)
-        old = before[name].double()
-        change = after[name][: len(old)].double() - old
+        old = to_float64(before[name])
+        change = to_float64(after[name][: len(old)]).to(old.device) - old
         for module in (layer["part"] if layer else "other", "all"):
             totals = sums.setdefault(module, [0.0, 0.0])
             totals[0] += float(change.square().sum())
