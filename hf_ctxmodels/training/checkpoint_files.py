@@ -304,7 +304,10 @@ def delete_old_checkpoints(output_dir: str | Path, keep: int, retained_steps: Co
     for path in [path for path in list_checkpoints(output_dir) if path not in retained][: -keep or None]:
         # renamed first: a partly deleted directory must not look like a checkpoint
         renamed = path.with_name(path.name + ".deleting")
-        path.rename(renamed)
+        try:
+            path.rename(renamed)
+        except PermissionError:  # Windows, where the optimizer maps the files of the checkpoint of a resumed run
+            continue
         shutil.rmtree(renamed)
 
 

@@ -510,7 +510,7 @@ def simulated_device(compute_capability: tuple[int, int] = (9, 0), *, float64: b
     global capability, has_float64
     capability, has_float64 = compute_capability, float64
     _patch_package()
-    with _Creation(), mock.patch("hf_ctxmodels.core.devices.has_float64", lambda device: float64 or device.type == "cpu"):
+    with _Creation(), mock.patch("hf_ctxmodels.core.devices.has_float64", return_value=has_float64):
         yield
 
 

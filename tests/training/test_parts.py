@@ -299,6 +299,24 @@ def test_checkpoints_are_verified_and_deleted(tmp_path):
     assert checkpoint_files.list_checkpoints(tmp_path) == [newest]
 
 
+def test_checkpoint_with_open_files_is_deleted_later(tmp_path, monkeypatch):
+    """On Windows, a directory cannot be renamed while one of its files is memory-mapped."""
+    used, _, newest = (make_checkpoint(tmp_path, step) for step in (8, 9, 10))
+    rename = Path.rename
+
+    def rename_unused(path, target):
+        if path == used:
+            raise PermissionError(13, "Access is denied", str(path))
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", rename_unused)
+        checkpoint_files.delete_old_checkpoints(tmp_path, keep=1)
+    assert checkpoint_files.list_checkpoints(tmp_path) == [used, newest]
+    checkpoint_files.delete_old_checkpoints(tmp_path, keep=1)
+    assert checkpoint_files.list_checkpoints(tmp_path) == [newest]
+
+
 def test_log_summary_and_plot(tmp_path):
     (tmp_path / "training_log.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st', encoding="utf-8")
     assert read_log(tmp_path) == [{"step": 1}, {"step": 2}]
