@@ -259,13 +259,17 @@ def saved_pooling(source: str) -> tuple[Pooling | None, bool]:
     pooling: Pooling | None = None
     if "Pooling" in folders:
         settings = read_saved_json(source, f"{folders['Pooling']}/config.json", download=True) or {}
-        modes = settings.get("pooling_mode") or [name for name, value in settings.items() if value is True]
-        mode = modes[0] if isinstance(modes, list) and len(modes) == 1 else modes
-        if mode not in _SAVED_POOLINGS:
+        modes = settings.get("pooling_mode")
+        if modes is None:  # written by earlier versions
+            modes = [name for name, value in settings.items() if name.startswith("pooling_mode_") and value is True]
+        modes = [modes] if isinstance(modes, str) else modes
+        if len(modes) != 1 or modes[0] not in _SAVED_POOLINGS:
             raise CtxError(
-                f"The pooling {mode} is not supported.", location=source, hint="choose another one with --pooling."
+                f"The pooling {' and '.join(modes) or 'without a mode'} is not supported.",
+                location=source,
+                hint="choose another one with --pooling.",
             )
-        pooling = _SAVED_POOLINGS[mode]
+        pooling = _SAVED_POOLINGS[modes[0]]
     return pooling, "Normalize" in folders
 
 

@@ -99,7 +99,11 @@ def test_streamed_windows(checkpoint: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "pooling"), [({"pooling_mode": "cls"}, "first"), ({"pooling_mode_mean_tokens": True}, "mean")]
+    ("mode", "pooling"),
+    [
+        ({"pooling_mode": "cls"}, "first"),
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True, "include_prompt": True}, "mean"),
+    ],
 )
 def test_sentence_transformers_settings(mode: dict, pooling: str, tmp_path: Path, capsys: Any) -> None:
     """`embed sentences` writes the vectors of SentenceTransformer, with its length limit, pooling and normalization."""
@@ -131,6 +135,9 @@ def test_sentence_transformers_settings(mode: dict, pooling: str, tmp_path: Path
     assert saved_pooling(str(folder)) == (pooling, True)
     assert run_command("embed", "sentences", model=folder, input=source, text_column="title", output=output) == 2
     assert "The file exists" in capsys.readouterr().err
+    (folder / "pool" / "config.json").write_text(json.dumps({"pooling_mode": ["cls", "mean"]}))
+    with pytest.raises(CtxError, match="The pooling cls and mean is not supported"):
+        saved_pooling(str(folder))
 
 
 @pytest.mark.parametrize("family", ENCODERS, ids=lambda family: family.name)
