@@ -42,7 +42,8 @@ class ContinuationEncoder:
     Sequences over the maximum length are truncated on the left.
 
     Args:
-        max_length: Maximum number of tokens of an input; None for the model's.
+        max_length: Maximum number of tokens of an input, which is source and target together if they share positions;
+            None for the model's.
         scores_end: Whether the continuations of an encoder-decoder include the end token.
     """
 
@@ -56,9 +57,9 @@ class ContinuationEncoder:
     ) -> None:
         self.tokenizer: Any = tokenizer
         self.is_encoder_decoder = bool(model.config.is_encoder_decoder)
-        limit = max_input_length(model.config)
-        self.max_length = limit if max_length is None else max_length if limit is None else min(limit, max_length)
-        self.max_pair_length = max_pair_length(model.config)
+        self.max_length = _smallest(max_input_length(model.config), max_length)
+        pair_length = max_pair_length(model.config)
+        self.max_pair_length = None if pair_length is None else _smallest(pair_length, max_length)
         self.scores_end = scores_end
         self.end_ids = _end_ids(model)
         self._target_end_ids = self.end_ids | {self.tokenizer.eos_token_id, self.tokenizer.sep_token_id} - {None}
@@ -90,14 +91,13 @@ class ContinuationEncoder:
     def encode_contexts(self, contexts: Sequence[str], num_new_tokens: int) -> tuple[list[tuple[int, ...]], list[bool]]:
         """Encode contexts; they are truncated on the left so that new tokens do not exceed the maximum length. Returns
         their tokens, and whether each was truncated."""
-        limit = self.max_length
-        if limit is not None and (not self.is_encoder_decoder or self.max_pair_length is not None):
-            limit -= num_new_tokens
-            if limit < 1:
-                raise CtxError(
-                    f"{num_new_tokens} new tokens exceed the maximum length of {self.max_length} tokens.",
-                    hint="use a smaller max_new_tokens.",
-                )
+        joint_limit = self.max_pair_length if self.is_encoder_decoder else self.max_length
+        limit = self.max_length if joint_limit is None else joint_limit - num_new_tokens
+        if limit is not None and limit < 1:
+            raise CtxError(
+                f"{num_new_tokens} new tokens exceed the maximum length of {joint_limit} tokens.",
+                hint="use a smaller max_new_tokens.",
+            )
         encoded = self._encode(contexts)
         sequences = [tuple(encoded[context]) or self._first_token(context) for context in contexts]
         if limit is None:
@@ -175,6 +175,10 @@ class ContinuationEncoder:
                 hint="use a context of at least one word.",
             )
         return (token_id,)
+
+
+def _smallest(*limits: int | None) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _check_tokens(ids: Sequence[int], context: str, continuation: str) -> None:

@@ -90,7 +90,8 @@ class ContinuationScorer:
         model: A model of this package or of transformers with a causal or sequence-to-sequence head.
         tokenizer: Its tokenizer.
         batch_tokens: Maximum number of tokens of a batch, padding included; a longer sequence is a separate batch.
-        max_length: Maximum number of tokens of an input, whose beginning is truncated; None for the model's.
+        max_length: Maximum number of tokens of an input, whose beginning is truncated; None for the model's. In a model
+            in which source and target share positions (UniLM, ERNIE-GEN), of both together.
         scores_end: Whether the continuations of an encoder-decoder include the end token. lm-evaluation-harness omits
             it; with it, the probabilities of all targets sum to 1.
 

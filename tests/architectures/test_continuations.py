@@ -247,6 +247,22 @@ def test_truncation_keeps_context_end() -> None:
         scorer.score([("it", SHOTS * 3)])
 
 
+@pytest.mark.parametrize("family", ["unilm", "ernie_gen"])
+def test_source_and_target_share_the_maximum_length(family: str) -> None:
+    """A long source is truncated so that it fits with its target, up to the last position and up to `max_length`."""
+    model, tokenizer = build(family, max_position_embeddings=64)
+    source = " ".join([SHOTS] * 6)
+    for new_tokens in (1, 5):
+        [answer] = ContinuationScorer(model, tokenizer).greedy_answers([source], max_new_tokens=new_tokens)
+        assert answer.is_truncated
+    scorer = ContinuationScorer(model, tokenizer, max_length=12)
+    [pair] = scorer._encoder.encode_pairs([(source, " saw")])
+    assert (len(pair.context) + len(pair.continuation), pair.is_truncated) == (12, True)
+    assert scorer.score([(source, " saw")])[0].is_truncated
+    with pytest.raises(CtxError, match="12 new tokens exceed the maximum length of 12"):
+        scorer.greedy_answers([source], max_new_tokens=12)
+
+
 def test_padding_does_not_exceed_max_positions() -> None:
     """A short context with long continuations is not padded to the length of a context that fills the model."""
     model, tokenizer = build("gpt2", max_position_embeddings=48)
