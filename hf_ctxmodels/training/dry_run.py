@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 from hf_ctxmodels.core.console import format_count
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.training.arguments import ASGDOptions, NTASGDOptions
 from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult
 from hf_ctxmodels.training.pretraining import PretrainingRun
 
@@ -59,6 +60,8 @@ def trial_run(
     with tempfile.TemporaryDirectory() as folder:
         rate = 1e-4 if loop.arguments.learning_rate == "auto" else loop.arguments.learning_rate
         settings: dict[str, Any] = {"save_steps": 0, "save_at": [], "eval_steps": 0, "resume": False}
+        if isinstance(loop.arguments.optimizer, NTASGDOptions):  # averages only after evaluations
+            settings["optimizer"] = ASGDOptions(weight_decay=loop.arguments.optimizer.weight_decay)
         if max_steps is not None:
             settings |= {"max_steps": max_steps, "num_train_epochs": None}
         loop.evaluate, loop.callbacks = None, [*loop.callbacks, *callbacks]

@@ -91,10 +91,11 @@ def test_default_steps_by_parameters_and_examples(workspace, pretraining_setup, 
     assert "initializer_range" not in line, "the test sets another value"
 
 
-def test_dry_run_saves_nothing(workspace, tmp_path, capfd, monkeypatch) -> None:
-    monkeypatch.setattr(
-        "sys.argv", ["pretrain", *workspace.flags(tmp_path / "run", "--max_steps", 100_000, "--dry_run")]
-    )
+@pytest.mark.parametrize("optimizer", ["adamw", "nt-asgd"])
+def test_dry_run_saves_nothing(optimizer, workspace, tmp_path, capfd, monkeypatch) -> None:
+    """The dry run trains without evaluations, which start the averaging of nt-asgd."""
+    extra_flags = ["--max_steps", 100_000, "--dry_run", "--optimizer", optimizer, "--eval_steps", 10]
+    monkeypatch.setattr("sys.argv", ["pretrain", *workspace.flags(tmp_path / "run", *extra_flags)])
     monkeypatch.setattr("hf_ctxmodels.training.dry_run.MAX_SECONDS", 0.5)
     monkeypatch.setattr("hf_ctxmodels.data.document_sources.guess_separator", lambda *args: "line")
     from hf_ctxmodels.cli import pretrain
