@@ -96,7 +96,7 @@ def parse_arguments(
     parser = _make_parser(sections, description, essential, program)
     names = {action.dest for action in parser._actions} - {"help", "recipe"}
     argv = [_with_underscores(argument, names) for argument in (sys.argv[1:] if argv is None else argv)]
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder = _Parser(prog=program, add_help=False, allow_abbrev=False)
     finder.add_argument("--recipe")
     recipe = None if {"-h", "--help"} & set(argv) else finder.parse_known_args(argv)[0].recipe
     all_flags = argv

@@ -106,6 +106,8 @@ def test_invalid_recipes_and_flags_raise(tmp_path):
             parse(tmp_path, recipe)
     with pytest.raises(CtxError, match="cannot be read"):
         parse_arguments(Flags, argv=["--recipe", "nowhere.yaml"])
+    with pytest.raises(CtxError, match="--recipe: expected one argument"):
+        parse_arguments(Flags, argv=["--recipe", "--name", "x"])
     with pytest.raises(CtxError, match=r"Unknown flag --warmup_step\.(.|\n)*did you mean --warmup_steps\?"):
         parse_arguments(LoopArguments, argv=["--output_dir", "x", "--max_steps", "1", "--warmup_step", "0.1"])
 
