@@ -190,9 +190,9 @@ class EncoderDecoder(CtxPreTrainedModel):
 
         Args:
             decoder_input_ids: (batch, steps) token ids, or `decoder_inputs_embeds`; None for the encoder's input,
-                shifted by one token, with its padding.
-            decoder_attention_mask, decoder_position_ids, decoder_sequence_ids: As for the encoder; with a cache the
-                mask is (batch, past + steps).
+                shifted by one token.
+            decoder_attention_mask, decoder_position_ids, decoder_sequence_ids: As for the encoder, whose values are the
+                default of a shifted input; with a cache the mask is (batch, past + steps).
             cross_attention_mask: (batch, length), 0 at tokens that are hidden from the decoder.
             langs, decoder_langs: (batch, length) and (batch, steps) language ids, for models with language embeddings;
                 `decoder_langs` defaults to `langs`.
@@ -223,8 +223,9 @@ class EncoderDecoder(CtxPreTrainedModel):
             decoder_input_ids, decoder_inputs_embeds = self.shift_right(
                 input_ids, inputs_embeds, attention_mask, sequence_ids
             )
-            decoder_attention_mask, decoder_sequence_ids = attention_mask, sequence_ids
-            decoder_position_ids = position_ids
+            decoder_attention_mask = attention_mask if decoder_attention_mask is None else decoder_attention_mask
+            decoder_sequence_ids = sequence_ids if decoder_sequence_ids is None else decoder_sequence_ids
+            decoder_position_ids = position_ids if decoder_position_ids is None else decoder_position_ids
         decoder_langs = langs if decoder_langs is None else decoder_langs
         check_source_mask(attention_mask, states)
         source_mask = attention_mask

@@ -136,7 +136,8 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
         """Compute logits, or the loss with `labels`.
 
         `labels`, `encoder_outputs` and `use_cache` are described in
-        `heads.RecurrentForConditionalGeneration.forward`, the other arguments in `EncoderDecoder.forward`. Without
+        `heads.RecurrentForConditionalGeneration.forward`, the other arguments in `EncoderDecoder.forward`; the target
+        may have another language than the source, so that `langs` is no default of `decoder_langs`. Without
         `decoder_input_ids` (batch, steps) or `decoder_inputs_embeds` (batch, steps, hidden), the decoder's input is
         `labels` shifted to the right, after `config.decoder_start_token_id`.
         """

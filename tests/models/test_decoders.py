@@ -20,7 +20,17 @@ from transformers import (
     pipeline,
 )
 from transformers.cache_utils import QuantizedLayer
-from zoo import CASES, PATHS, Case, assert_close, assert_same_gradients, gradients, make_batch, make_targets
+from zoo import (
+    CASES,
+    PATHS,
+    Case,
+    assert_close,
+    assert_same_gradients,
+    gradients,
+    make_batch,
+    make_targets,
+    tiny_config,
+)
 
 from hf_ctxmodels import CtxBartConfig, CtxBartModel, CtxError, CtxGpt2Config, CtxGpt2ForCausalLM, CtxGpt2Tokenizer
 from hf_ctxmodels.architectures.encoder_decoder_heads import TransformerForConditionalGeneration
@@ -319,6 +329,22 @@ def test_decoder_inputs(case: Case, packed_layouts: list[PackedLayout]) -> None:
     assert not torch.allclose(packed[0, -1], model(**batch, decoder_input_ids=ids).logits[0, -1])
     with pytest.raises(CtxError, match="decoder_input_ids cannot be combined with decoder_inputs_embeds"):
         model(**batch, decoder_input_ids=ids, decoder_inputs_embeds=embeddings(ids))
+
+
+@torch.no_grad()
+def test_mask_of_shifted_decoder_input() -> None:
+    """A decoder without an input reads the source, shifted by one token, with the mask and positions that are passed."""
+    model = CtxBartModel(tiny_config(FAMILIES["bart"])).eval()
+    ids = torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])
+    shifted = F.pad(ids[:, :-1], (1, 0), value=model.config.decoder_start_token_id)
+    mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+    for options in ({"decoder_attention_mask": mask}, {"decoder_position_ids": torch.arange(4)[None] + 1}):
+        states = model(ids, **options).last_hidden_state
+        expected = model(ids, decoder_input_ids=shifted, **options).last_hidden_state
+        assert_close(states[mask == 1], expected[mask == 1])
+        assert not torch.allclose(states[1, -1], model(ids).last_hidden_state[1, -1])
+    with pytest.raises(CtxError, match=r"attention_mask is \(2, 9\)"):
+        model(ids, decoder_attention_mask=torch.ones(2, 9))
 
 
 @pytest.mark.parametrize("case", [case for case in SEQ2SEQ if hasattr(case.config(), "share_word_embeddings")], ids=str)
