@@ -396,6 +396,7 @@ class TrainingStep:
             if isinstance(norm, float):  # of DeepSpeed, whose engine has clipped the gradients and updated the weights
                 norm = torch.tensor(norm, device=self.accelerator.device)
             return norm.full_tensor() if hasattr(norm, "full_tensor") else norm.detach()
+        self.accelerator.unscale_gradients(self.optimizer)  # as `clip_grad_norm_` does, for float16
         gradients = []
         for parameter in parameters:
             gradient: Any = parameter.grad

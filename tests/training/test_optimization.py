@@ -1,13 +1,17 @@
 """Optimizers and schedules against their papers' formulas, averaged weights, and scaled learning rates."""
 
 import copy
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
+from transformers.utils import ModelOutput
 
 from hf_ctxmodels import CtxError, CtxWord2VecConfig, CtxWord2VecModel
 from hf_ctxmodels.training.arguments import (
@@ -19,6 +23,37 @@ from hf_ctxmodels.training.arguments import (
     MuonOptions,
 )
 from hf_ctxmodels.training.optimizers import NEVER, Averaging, make_optimizer, make_scheduler, scaled_learning_rate
+from hf_ctxmodels.training.training_step import TrainingStep
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_scaled_gradients_are_clipped_by_their_size(sparse, monkeypatch):
+    """Loss scaling for float16 changes neither the norm of gradients nor the clipped update."""
+    monkeypatch.setattr(Accelerator, "mixed_precision", property(lambda self: "fp16"))
+    weights, norms = [], []
+    for scale in (1.0, 1024.0):
+        accelerator = Accelerator(cpu=True)
+        accelerator.native_amp, accelerator.scaler = True, torch.amp.GradScaler("cpu", init_scale=scale)
+        model = nn.Embedding(5, 3, sparse=sparse)
+        nn.init.ones_(model.weight)
+        optimizer = AcceleratedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), scaler=accelerator.scaler)
+        accelerator._optimizers = [optimizer]
+        step = TrainingStep(accelerator, model, optimizer, max_grad_norm=0.5, loss_function=SumOfVectors())
+        scalars, _ = step([{"input_ids": torch.tensor([[1, 2, 2]]), "example_index": torch.tensor([0])}])
+        norms.append(float(scalars["grad_norm"]))
+        weights.append(model.weight.detach())
+    assert norms == pytest.approx([math.sqrt(3 + 12)] * 2)
+    torch.testing.assert_close(*weights)
+    assert (weights[0] - 1).norm().item() == pytest.approx(0.1 * 0.5, rel=1e-4)
+
+
+class SumOfVectors:
+    """A loss without targets."""
+
+    targets = ()
+
+    def __call__(self, model, batch, num_items_in_batch):
+        return ModelOutput(loss=model(batch["input_ids"]).sum())
 
 
 def learning_rates(steps: int = 101, **options: object) -> list[float]:
