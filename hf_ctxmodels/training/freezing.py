@@ -112,19 +112,20 @@ class GradualUnfreezing(LayerUnfreezing):
             )
         super().__init__(model)
         self._interval = interval
+        self._steps_per_group: float = interval or 0
 
     def num_trained_groups(self, step: int) -> int:
         """Number of groups, counted from the last, that are trained after `step` steps."""
         num_groups = len(self._layer_groups)
-        return min(num_groups, 1 + int(step // self._interval)) if self._interval else num_groups
+        return min(num_groups, 1 + int(step // self._steps_per_group)) if self._steps_per_group else num_groups
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Determine the interval; raises CtxError for sharded weights."""
+        """Determine the interval in steps; raises CtxError for sharded weights."""
         super().on_train_begin(args, state, control, **kwargs)
         if self._interval is None:
-            self._interval = max(1, state.max_steps // len(self._layer_groups))
+            self._steps_per_group = max(1, state.max_steps // len(self._layer_groups))
         elif self._interval:
-            self._interval = max(1, steps_of(self._interval, state.max_steps))
+            self._steps_per_group = max(1, steps_of(self._interval, state.max_steps))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Freeze and unfreeze groups."""

@@ -161,6 +161,12 @@ def test_gradual_unfreezing(case: Case) -> None:
     run.end(unfreezing)
     assert list(map(id, trainable(model))) == list(map(id, trainable_before))
     assert GradualUnfreezing(model, 0).num_trained_groups(0) == len(groups)
+    for interval, share in ((0.5, 0.5), (None, 1 / len(groups))):
+        unfreezing = GradualUnfreezing(model, interval)
+        for max_steps in (20, 1000):  # in two runs, after one another
+            CallbackRun(max_steps=max_steps).begin(unfreezing)
+            numbers = [unfreezing.num_trained_groups(step) for step in (int(share * max_steps) - 1, share * max_steps)]
+            assert numbers == [1, 2]
     with pytest.raises(CtxError, match="negative"):
         GradualUnfreezing(model, -1)
 
