@@ -49,6 +49,8 @@ def test_no_dropout_and_full_dropout() -> None:
     assert dropout(tensor, 0.0, training=True) is tensor
     assert torch.equal(dropout(tensor, 1.0, training=True), torch.zeros(5))
     assert torch.equal(Dropout(0.5).eval()(tensor), tensor)
+    states = torch.randn(1, 2, 3, 4)
+    assert attention_with_dropout(states, states, states, None, scale=1.0, dropout=1 - 1e-6).isfinite().all()
 
 
 def test_grouped_attention_applies_dropout() -> None:

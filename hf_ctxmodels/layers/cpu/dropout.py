@@ -111,7 +111,8 @@ def attention_with_dropout(
         mask: Added to the scores, broadcastable to (batch, heads, queries, keys), -inf at masked keys; or None. It gets
             a gradient if it requires one.
     """
-    return _AttentionWithDropout.apply(query, key, value, mask, scale, round(dropout * DROPOUT_LEVELS))
+    levels = min(round(dropout * DROPOUT_LEVELS), DROPOUT_LEVELS - 1)
+    return _AttentionWithDropout.apply(query, key, value, mask, scale, levels)
 
 
 def dropout_mask(shape: torch.Size, dropped_levels: int) -> Tensor:
