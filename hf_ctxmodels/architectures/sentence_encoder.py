@@ -162,8 +162,8 @@ def encode_sentences(
         (sentences, width) vectors in the order of the sentences, or (width,) for one sentence, on the model's device.
 
     Raises:
-        CtxError: A sentence is not a string, a sentence has no token, the tokenizer does not match the model,
-            or the model does not pool.
+        CtxError: A sentence is not a string, a sentence has no token, the tokenizer does not match the model, the
+            pooling is unknown, or the model does not pool.
 
     Example:
         >>> vectors = encode_sentences(model, tokenizer, ["A cat sat.", "It ran."], pooling="mean")

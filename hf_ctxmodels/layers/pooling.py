@@ -1,10 +1,11 @@
 """Pooling of token states, and positions of tokens in padded batches."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import on_host, to_device
 from hf_ctxmodels.core.inputs import nonzero_in_all
 
@@ -35,6 +36,9 @@ def pool_tokens(states: Tensor, token_mask: Tensor, pooling: Pooling) -> Tensor:
 
     Returns:
         (batch, n * hidden), n the number of pooled states.
+
+    Raises:
+        CtxError: The pooling is unknown.
     """
     return torch.cat([_pool(states, token_mask, name) for name in pooling.split("+")], -1)
 
@@ -51,7 +55,9 @@ def _pool(states: Tensor, token_mask: Tensor, name: str) -> Tensor:
     mask = token_mask[..., None]
     if name == "mean":
         return ((states.float() * mask).sum(1) / mask.sum(1)).to(states.dtype)
-    return states.masked_fill(~mask, torch.finfo(states.dtype).min).amax(1)
+    if name == "max":
+        return states.masked_fill(~mask, torch.finfo(states.dtype).min).amax(1)
+    raise CtxError(f"pooling={name!r} is unknown.", hint=f"use one of: {', '.join(get_args(Pooling))}.")
 
 
 def attention_pooling(scores: Tensor, states: Tensor, mask: Tensor) -> Tensor:

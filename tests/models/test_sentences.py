@@ -73,6 +73,8 @@ def test_empty_and_invalid_inputs(checkpoint: Checkpoint) -> None:
         encode_sentences(model, tokenizer, ["a", 3], pooling="mean")
     with pytest.raises(CtxError, match="batch_size=0"):
         encode_sentences(model, tokenizer, TEXTS, pooling="mean", batch_size=0)
+    with pytest.raises(CtxError, match=r"pooling='cls' is unknown\.(.|\n)*use one of: first, last"):
+        encode_sentences(model, tokenizer, TEXTS, pooling="cls")  # type: ignore[arg-type]
     if not len(tokenizer("").input_ids):
         with pytest.raises(CtxError, match="Sentence 1 "):
             encode_sentences(model, tokenizer, ["a cat", " "], pooling="mean")
