@@ -198,21 +198,28 @@ class ForCausalLM(HeadModel, GenerationWithStopStrings):
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """Generate as in transformers, after the last token of each row, wherever the padding is (`attention_mask` 0).
 
-        transformers continues after the last column, which is padding in a row with right padding. The prompts, (batch,
-        length) `inputs` or `input_ids`, are returned unchanged.
+        transformers continues after the last column, which is padding in a row with right padding. The prompts are
+        (batch, length) `inputs` or `input_ids`, which are returned unchanged, or (batch, length, hidden)
+        `inputs_embeds`.
         """
         with prepacked_weights(self.prepacked_bytes):
             input_ids: Any = kwargs.get("input_ids") if inputs is None else inputs
-            mask: Any = kwargs.get("attention_mask")
-            has_masks = isinstance(input_ids, Tensor) and isinstance(mask, Tensor) and mask.shape == input_ids.shape
-            if not has_masks or mask.dim() != 2 or not bool((mask[:, -1] == 0).any()):
+            embeddings, mask = kwargs.get("inputs_embeds"), kwargs.get("attention_mask")
+            prompt = embeddings if input_ids is None else input_ids
+            has_masks = isinstance(prompt, Tensor) and isinstance(mask, Tensor) and mask.shape == prompt.shape[:2]
+            if not has_masks or not bool((mask[:, -1] == 0).any()):
                 return super().generate(inputs, *args, **kwargs)
             order = torch.argsort((mask != 0).long(), dim=1, stable=True)
-            kwargs["input_ids"] = input_ids
+            if input_ids is not None:
+                kwargs["input_ids"] = input_ids
             for name, value in kwargs.items():
                 if isinstance(value, Tensor) and value.shape == order.shape:
                     kwargs[name] = value.gather(1, order.to(value.device))
+                elif name == "inputs_embeds" and isinstance(value, Tensor) and value.shape[:2] == order.shape:
+                    kwargs[name] = value.gather(1, order[..., None].expand_as(value))
             outputs: Any = super().generate(None, *args, **kwargs)
+            if input_ids is None:  # only new tokens are returned
+                return outputs
         sequences = outputs if isinstance(outputs, Tensor) else outputs.sequences
         prompts = input_ids.repeat_interleave(len(sequences) // len(input_ids), 0)
         sequences[:, : prompts.shape[1]] = prompts

@@ -85,13 +85,11 @@ def test_generation_with_prefix(case, side):
     assert beams[0] == beams[1]
     embeddings = model.get_input_embeddings()(batch["input_ids"])
     mask = batch["attention_mask"]
-    if side == "left":
-        from_embeddings = model.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
-        assert from_embeddings[:, -5:].tolist() == generated.tolist()
+    from_embeddings = model.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
+    assert from_embeddings[:, -5:].tolist() == generated.tolist()
     model.config.prefix_lm = False
-    if side == "left":
-        from_embeddings = model.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
-        assert from_embeddings[:, -5:].tolist() == model.generate(**batch, **options)[:, -5:].tolist()
+    from_embeddings = model.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
+    assert from_embeddings[:, -5:].tolist() == model.generate(**batch, **options)[:, -5:].tolist()
     assert model.generate(**batch, **options)[:, -5:].tolist() != generated.tolist()
 
 
