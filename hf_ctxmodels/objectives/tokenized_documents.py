@@ -67,7 +67,7 @@ def encode_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[np.
 def tokenize_documents(
     tokenizer: PreTrainedTokenizerBase, documents: list[list[str]], with_word_ids: bool, with_capitals: bool = False
 ) -> list[TokenizedDocument]:
-    """Tokenize sentences in large calls. Sentences without tokens are dropped, so a document may become empty."""
+    """Tokenize sentences in large calls. Sentences without tokens are dropped, so a document may be empty."""
     sentences = [sentence for document in documents for sentence in document]
     ids_by_sentence: list[np.ndarray] = []
     words_by_sentence: list[np.ndarray] = []
@@ -96,10 +96,10 @@ def tokenize_documents(
         lengths = np.array([len(ids) for ids in ids_by_sentence[first:last] if len(ids)], dtype=np.int64)
         tokenized.append(
             TokenizedDocument(
-                np.concatenate(ids_by_sentence[first:last]),
+                np.concatenate([np.empty(0, np.int32), *ids_by_sentence[first:last]]),
                 concatenate_words(words_by_sentence[first:last]) if with_word_ids else None,
                 np.concatenate([[0], np.cumsum(lengths)]),
-                np.concatenate(capitals_by_sentence[first:last]) if with_capitals else None,
+                np.concatenate([np.empty(0, np.int8), *capitals_by_sentence[first:last]]) if with_capitals else None,
                 document.units if isinstance(document, TextWithUnits) else (),
             )
         )

@@ -181,6 +181,18 @@ def test_examples_depend_only_on_seed_and_pass(
 
 
 @pytest.mark.parametrize(
+    "name",
+    sorted({name for name, _ in SEEDED_EXAMPLES if not getattr(objectives, name).requires_translations}),
+)
+def test_document_without_sentences_is_skipped(request: pytest.FixtureRequest, name: str) -> None:
+    def rows(document: list[str]) -> list[dict[str, Any]]:
+        objective = make_objective(request, name)
+        return [{key: str(value) for key, value in row.items()} for row in objective.examples([document, *DOCUMENTS])]
+
+    assert rows([]) == rows([""]) != []
+
+
+@pytest.mark.parametrize(
     ("name", "options", "columns"),
     [
         ("MaskedLM", {"ngram": 3}, ("example_index", "epoch", "word_ids")),
