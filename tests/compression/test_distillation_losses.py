@@ -382,4 +382,6 @@ def test_invalid_distillation_raises(subtests):
     ):
         with subtests.test(f"{texts}"), pytest.raises(CtxError, match=message):
             parse_losses(texts)
+    with subtests.test("distance"), pytest.raises(CtxError, match="distance='euclidean'"):
+        SentenceVectorLoss(distance="euclidean")
     assert parse_losses(["hidden:weight=2,projection=false"]) == [HiddenStateLoss(weight=2.0, projection=False)]

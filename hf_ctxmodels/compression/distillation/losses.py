@@ -8,7 +8,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from hf_ctxmodels.compression.distillation.forward_pass import (
 )
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_range, flag
+from hf_ctxmodels.core.flags import check_choice, check_range, flag
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.lm_loss.kl_divergence import chunked_kl_divergence, kl_divergence
 
@@ -33,6 +33,8 @@ TOKENS, EXAMPLES, LABELS = "distilled_tokens", "distilled_examples", "labels"
 """Entries of a batch whose targets (other than -100) are counted; `DistillationCollator` adds the first two."""
 
 LossInputs = Literal["predictions", "hidden_states", "attention_scores", "last_hidden_state"]
+SentencePooling = Literal["mean", "first", "max"]
+Distance = Literal["cosine", "mse"]
 _MASKED_SCORE = -100.0  # scores up to this are masks (TinyBERT, the released code)
 _LAYER_MAP_HELP = "Layer map: uniform, skip, last, or student:teacher pairs such as 1:2,2:4."
 
@@ -527,9 +529,13 @@ class SentenceVectorLoss(DistillationLoss):
     targets: ClassVar[str] = EXAMPLES
     requires_shared_tokenizer: ClassVar[bool] = False
 
-    pooling: Literal["mean", "first", "max"] = flag("mean", "Pooling of the tokens' states.")
-    distance: Literal["cosine", "mse"] = flag("cosine", "1 - cosine, or the squared error averaged over the width.")
+    pooling: SentencePooling = flag("mean", "Pooling of the tokens' states.")
+    distance: Distance = flag("cosine", "1 - cosine, or the squared error averaged over the width.")
     projection: bool = flag(True, "Learn a linear projection of the student's vector if its width differs.")
+
+    def __post_init__(self) -> None:
+        check_choice(get_args(SentencePooling), pooling=self.pooling)
+        check_choice(get_args(Distance), distance=self.distance)
 
     def check_models(self, student: PreTrainedModel, teacher: PreTrainedModel) -> None:
         """Raise CtxError if the widths differ without a projection."""
