@@ -204,10 +204,10 @@ class ForCausalLM(HeadModel, GenerationWithStopStrings):
         """
         with prepacked_weights(self.prepacked_bytes):
             input_ids: Any = kwargs.get("input_ids") if inputs is None else inputs
-            embeddings, mask = kwargs.get("inputs_embeds"), kwargs.get("attention_mask")
-            prompt = embeddings if input_ids is None else input_ids
-            has_masks = isinstance(prompt, Tensor) and isinstance(mask, Tensor) and mask.shape == prompt.shape[:2]
-            if not has_masks or not bool((mask[:, -1] == 0).any()):
+            prompt = kwargs.get("inputs_embeds") if input_ids is None else input_ids
+            mask: Any = kwargs.get("attention_mask")
+            has_mask = isinstance(prompt, Tensor) and isinstance(mask, Tensor) and mask.shape == prompt.shape[:2]
+            if not has_mask or not bool((mask[:, -1] == 0).any()):
                 return super().generate(inputs, *args, **kwargs)
             order = torch.argsort((mask != 0).long(), dim=1, stable=True)
             if input_ids is not None:

@@ -46,9 +46,9 @@ class DataCollatorForNoisySequenceToSequence(SourceTargetCorruption):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "max_span", at_least=0)
-        self.needs_target_words = self.max_span > 0  # spans consist of whole words
         check_range(self, "noise_probability", at_least=0, at_most=1)
         check_choice(get_args(Noise), noise=self.noise)
+        self.needs_target_words = self.max_span > 0  # spans consist of whole words
         self.noise_id = self.tokenizer.get_vocab().get("[NOISE]")
         if self.noise == "token" and self.noise_id is None:
             raise CtxError("The vocabulary has no [NOISE].", hint="use noise=random, or a tokenizer of ERNIE-GEN.")
