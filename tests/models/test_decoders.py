@@ -333,7 +333,7 @@ def test_decoder_inputs(case: Case, packed_layouts: list[PackedLayout]) -> None:
 
 @torch.no_grad()
 def test_mask_of_shifted_decoder_input() -> None:
-    """A decoder without an input reads the source, shifted by one token, with the mask and positions that are passed."""
+    """A decoder without an input reads the source, shifted by one token, with the passed mask and positions."""
     model = CtxBartModel(tiny_config(FAMILIES["bart"])).eval()
     ids = torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])
     shifted = F.pad(ids[:, :-1], (1, 0), value=model.config.decoder_start_token_id)
