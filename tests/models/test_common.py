@@ -249,6 +249,21 @@ def test_initialization_is_seeded_and_zero_for_padding(base_case: Case) -> None:
         assert not embeddings.weight[base_case.config().pad_token_id].any()
 
 
+@torch.no_grad()
+def test_first_layers_of_a_model(attention_case: Case) -> None:
+    """Without the last layer, as in bert-score, the states of the remaining layers are unchanged."""
+    model = attention_case.model()
+    if attention_case.is_encoder_decoder:
+        pytest.skip("encoder-decoders have two stacks")
+    batch = make_batch(attention_case)
+    expected = model(**batch, output_hidden_states=True).hidden_states
+    stack = model if hasattr(model, "layers") else model.encoder
+    stack.layers = stack.layers[:2]
+    states = model(**batch, output_hidden_states=True).hidden_states
+    assert len(states) == 3
+    assert_close(states[:2], expected[:2])
+
+
 class TestResizing:
     @as_subtests([case for case in CASES if case.is_base or case.computes_logits_of_labels_only])
     def test_resizing_vocabulary_preserves_embeddings_and_ties(self, case: Case) -> None:

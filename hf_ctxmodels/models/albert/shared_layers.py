@@ -18,6 +18,8 @@ SHARED_SUBLAYERS: Mapping[str, tuple[str, ...]] = {
 class SharedLayers(nn.Module):
     """The layers of an encoder with shared parameters; iteration yields the layers in the order of application.
 
+    Layers are indexed as in `nn.ModuleList`, so that `model.layers = model.layers[:number]` removes the last layers.
+
     `num_layers` consecutive depths form `num_groups` groups of equal size, and parameters are shared within a group.
     Each depth applies `inner` layers with different parameters.
 
@@ -51,6 +53,11 @@ class SharedLayers(nn.Module):
         return iter(
             [layer for layers in self.children() for layer in [*cast(nn.ModuleList, layers)] * self.repetitions]
         )
+
+    def __getitem__(self, index: int | slice) -> nn.Module:
+        """The layer with a number, or an `nn.ModuleList` of the layers of a slice."""
+        layers = list(self)
+        return nn.ModuleList(layers[index]) if isinstance(index, slice) else layers[index]
 
     def __len__(self) -> int:
         return sum(len(cast(nn.ModuleList, layers)) for layers in self.children()) * self.repetitions

@@ -1,5 +1,7 @@
 """GPT-3 (Brown et al. 2020, arXiv 2005.14165): GPT-2 with alternating dense and locally banded attention layers."""
 
+from typing import Any
+
 from torch import nn
 from transformers import GenerationMixin
 
@@ -41,7 +43,14 @@ class CtxGpt3Model(TransformerDecoder, CtxGpt3PreTrainedModel):
     def __init__(self, config: CtxGpt3Config) -> None:
         super().__init__(config)
         banded = MaskSpec(causal=True, window=config.window)
-        self.masks = [banded if attention_type == "banded" else CAUSAL for attention_type in config.attention_types]
+        layers: list[Any] = list(self.layers)
+        for layer, attention_type in zip(layers, config.attention_types, strict=True):
+            layer.mask_spec = banded if attention_type == "banded" else CAUSAL
+
+    def mask_specs(self) -> list[MaskSpec]:
+        """The attention pattern of each layer; layers may have been removed from the model."""
+        layers: list[Any] = list(self.layers)
+        return [layer.mask_spec for layer in layers]
 
 
 class CtxGpt3HeadModel(DecoderHeadModel, CtxGpt3PreTrainedModel):
