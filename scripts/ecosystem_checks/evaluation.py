@@ -1,4 +1,4 @@
-"""Checks of sentence-transformers and of lm-evaluation-harness."""
+"""Checks of sentence-transformers and of evaluation tools."""
 
 import json
 import math
@@ -15,6 +15,7 @@ from transformers import (
     AutoTokenizer,
 )
 
+from hf_ctxmodels.evaluation.scoring import load_language_model, score
 from hf_ctxmodels.registry import FAMILIES
 
 from .context import TEXTS, CheckContext, assert_close, check
@@ -127,3 +128,39 @@ def lm_eval(context: CheckContext) -> str:
         expected = perplexity(directory, **({"add_special_tokens": False} if extra_arguments else {}))
         assert_close(torch.tensor(reported), torch.tensor(expected), 1e-3)
     return "seqae needs `add_bos_token=False`, since its tokenizer appends an end token; XLNet has no next-token head"
+
+
+@check("minicons", "minicons")
+def minicons(context: CheckContext) -> str:
+    """Log-likelihoods of GPT-2 and pseudo-log-likelihoods of BERT equal those of `score`, which `hf-ctxmodels evaluate
+    pairs` uses."""
+    from minicons.scorer import IncrementalLMScorer, MaskedLMScorer
+
+    causal, masked = save_decoder(context, "gpt2"), context.save(AutoModelForMaskedLM)
+    causal_scorer, masked_scorer = IncrementalLMScorer(causal, "cpu"), MaskedLMScorer(masked, "cpu")
+    options = {"reduction": lambda scores: scores.sum().item()}
+    results = {
+        causal: causal_scorer.sequence_score(TEXTS, bos_token=True, **options),
+        masked: masked_scorer.sequence_score(masked_scorer.tokenizer(TEXTS, padding=True), **options),
+    }
+    for directory, reported in results.items():
+        expected = [text_score.log_probability for text_score in score(*load_language_model(directory), TEXTS)]
+        assert_close(torch.tensor(reported), torch.tensor(expected))
+    return "pass `MaskedLMScorer` tokenized texts: it calls a method that tokenizers of transformers 5 do not have"
+
+
+@check("bert-score", "bert-score")
+def bert_score(context: CheckContext) -> str:
+    """Precision and recall with the states of the first layer equal the mean maxima of their cosines."""
+    from bert_score import BERTScorer
+
+    directory, references = context.save(AutoModel), TEXTS[::-1]
+    precision, recall, _ = BERTScorer(directory, num_layers=1, device="cpu").score(TEXTS, references)
+    model = AutoModel.from_pretrained(directory).eval()
+    for index, texts in enumerate(zip(TEXTS, references, strict=True)):
+        with torch.no_grad():
+            states = [model(**context.batch([text]), output_hidden_states=True).hidden_states[1][0] for text in texts]
+        cosines = F.cosine_similarity(states[0][:, None], states[1][None], dim=-1)
+        assert_close(precision[index], cosines.amax(1)[1:-1].mean())  # without special tokens
+        assert_close(recall[index], cosines.amax(0)[1:-1].mean())
+    return "the number of layers must be given; a model of character ids (ELMo, CVT) has no token to compare"

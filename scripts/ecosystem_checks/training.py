@@ -1,7 +1,9 @@
 """Checks of training and fine-tuning tools."""
 
+from typing import Any
+
 import torch
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from .context import TEXTS, CheckContext, assert_close, check
 from .evaluation import save_decoder
@@ -27,6 +29,44 @@ def trainer(context: CheckContext) -> str:
     assert "eval_loss" in trainer.evaluate()
     assert trainer.train(resume_from_checkpoint=True).global_step == 4
     return "`CtxTrainer` is exact under gradient accumulation for losses with several terms"
+
+
+@check("PyTorch Lightning", "lightning")
+def lightning(context: CheckContext) -> str:
+    """A classifier trained in bfloat16 with gradient accumulation and clipping; its checkpoint resumes training and
+    equals the model saved by `save_pretrained`."""
+    from lightning.pytorch import LightningModule, Trainer
+
+    class Classifier(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = context.classifier().train()
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            return self.model(**batch).loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+    examples: Any = [{**context.batch(), "labels": torch.tensor([0, 1, 0, 1])}] * 4
+    batches: Any = torch.utils.data.DataLoader(examples, batch_size=None)
+    checkpoint, directory = context.folder / "lightning.ckpt", context.folder / "lightning"
+    options: dict[str, Any] = {"accelerator": "cpu", "precision": "bf16-mixed", "logger": False}
+    options |= {"accumulate_grad_batches": 2, "gradient_clip_val": 1.0, "default_root_dir": context.folder}
+    options |= {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    trainer = Trainer(max_steps=2, **options)
+    trained = Classifier()
+    trainer.fit(trained, batches)
+    trainer.save_checkpoint(checkpoint)
+    trained.model.save_pretrained(directory)
+    loaded = Classifier.load_from_checkpoint(checkpoint).eval()
+    saved = AutoModelForSequenceClassification.from_pretrained(directory).eval()
+    with torch.no_grad():
+        assert_close(loaded.model(**context.batch()).logits, saved(**context.batch()).logits)
+    resumed = Trainer(max_steps=4, **options)
+    resumed.fit(Classifier(), batches, ckpt_path=checkpoint)
+    assert resumed.global_step == 4
+    return ""
 
 
 @check("Accelerate, DDP", "accelerate")
