@@ -43,6 +43,7 @@ class CommandGroup:
 
 FINETUNING_TASKS = {
     "sequence-classification": "Classify texts or pairs of texts.",
+    "multi-label-classification": "Assign any number of labels to texts or pairs of texts.",
     "regression": "Predict a number for texts or pairs of texts.",
     "token-classification": "Tag the words of sentences.",
     "semantic-role-labeling": "Find the arguments of predicates.",

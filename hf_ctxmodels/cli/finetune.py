@@ -28,7 +28,7 @@ from hf_ctxmodels.downstream.text2text.training import TextToTextArguments, fine
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels_cli import FINETUNING_TASKS
 
-_PREDICTION_FLAGS = (*COLUMN_FLAGS, "head_column", "target_language")
+_PREDICTION_FLAGS = (*COLUMN_FLAGS, "label_delimiter", "head_column", "target_language")
 ESSENTIAL = (
     *("model", "train_file", "validation_file", "text_columns", "label_column", "output_dir"),
     *("num_train_epochs", "per_device_batch_size", "learning_rate", "max_length"),

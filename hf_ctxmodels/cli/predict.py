@@ -48,7 +48,7 @@ from hf_ctxmodels.training.model_loading import load_config
 _SCREEN_DIGITS, _FILE_DIGITS = 4, 6  # significant digits
 _TASK_FLAGS = (
     *("text_columns", "label_column", "choice_columns", "doc_stride", "max_answer_length", "head_column"),
-    *("both_orders", "max_target_length", "num_beams", "target_language", "metrics"),
+    *("both_orders", "max_target_length", "num_beams", "target_language", "metrics", "label_delimiter"),
 )
 
 

@@ -23,7 +23,11 @@ from hf_ctxmodels.downstream.finetuning.finetuning_run import (
 )
 from hf_ctxmodels.downstream.tasks import TASKS, Task, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import COLUMN_FLAGS, default_max_length
-from hf_ctxmodels.downstream.tasks.sequence_classification import Regression, SequenceClassification
+from hf_ctxmodels.downstream.tasks.sequence_classification import (
+    MultiLabelClassification,
+    Regression,
+    SequenceClassification,
+)
 from hf_ctxmodels.inference.task_heads import run_head
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.model_loading import load_config
@@ -216,15 +220,10 @@ def _unfinished_summary(checkpoint: Path) -> TrainingSummary | None:
 def _task_of_head(config: PreTrainedConfig, auto_class: str, source: str, preferred: str | None) -> str:
     """The task of a head by its Auto class: `preferred` if the head suits it; raises CtxError for other heads."""
     tasks = [name for name, task in TASKS.items() if auto_class.startswith(task.auto_class)]
-    if tasks == [SequenceClassification.name, Regression.name]:
-        if config.problem_type == "multi_label_classification":
-            raise CtxError(
-                "The model assigns several labels to a text; predictions of one label would be wrong.",
-                location=source,
-                hint='use pipeline("text-classification", MODEL, top_k=None) of transformers.',
-            )
+    if SequenceClassification.name in tasks:
         is_regression = config.problem_type == "regression" or config.num_labels == 1
-        tasks = tasks[1:] if is_regression else tasks[:1]
+        task = Regression if is_regression else SequenceClassification
+        tasks = [(MultiLabelClassification if config.problem_type == "multi_label_classification" else task).name]
     if preferred in tasks:
         return str(preferred)
     if not tasks:

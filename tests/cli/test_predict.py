@@ -440,10 +440,3 @@ def test_question_answering_scores(tmp_path: Path) -> None:
     assert (scores["exact"], scores["HasAns_exact"], scores["NoAns_exact"]) == (75, 100, 0)
     for file in unlabeled:
         assert predict_and_score(folder, file) == (expected, {})
-
-
-def test_multi_label_model_raises(tmp_path: Path) -> None:
-    config = {"problem_type": "multi_label_classification", "num_labels": 3}
-    folder = save_model(tmp_path / "model", "bert", "AutoModelForSequenceClassification", **config)
-    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
-    assert "assigns several labels" in command_output("predict", model=folder, input=tmp_path / "texts.txt", fails=True)

@@ -10,13 +10,18 @@ from hf_ctxmodels.downstream.tasks.question_answering import QuestionAnswering
 from hf_ctxmodels.downstream.tasks.ranking import Ranking
 from hf_ctxmodels.downstream.tasks.semantic_roles import SemanticRoleLabeling
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
-from hf_ctxmodels.downstream.tasks.sequence_classification import Regression, SequenceClassification
+from hf_ctxmodels.downstream.tasks.sequence_classification import (
+    MultiLabelClassification,
+    Regression,
+    SequenceClassification,
+)
 from hf_ctxmodels.downstream.tasks.token_classification import TokenClassification
 
 TASKS: dict[str, type[Task[Any]]] = {
     task.name: task
     for task in (
         SequenceClassification,
+        MultiLabelClassification,
         Regression,
         TokenClassification,
         SemanticRoleLabeling,

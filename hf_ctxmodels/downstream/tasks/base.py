@@ -39,7 +39,11 @@ class TaskArguments:
     text_columns: str | None = flag(
         None, "Columns of the text, separated by commas: one for single texts, two for pairs; names or numbers from 1."
     )
-    label_column: str | None = flag(None, "Column of the label, tags, number, choice, relevance or target text.")
+    label_column: str | None = flag(
+        None,
+        "Column of the label, tags, number, choice, relevance or target text; for several labels of a text, also "
+        "columns of 0 and 1, separated by commas.",
+    )
     choice_columns: str | None = flag(None, "Columns of the choices, separated by commas, or one column of lists.")
     max_length: int = flag(
         128,
@@ -72,6 +76,9 @@ class TaskArguments:
     metrics: str = flag("rouge,bleu,exact_match", "Metrics of the predictions, the main metric first.")
     plain_targets: bool = flag(False, "Train on the unchanged targets, where the family masks them or adds noise.")
     target_options: list[str] = flag((), "Options of the masks or noise on targets, as key=value.")
+    label_delimiter: str | None = flag(
+        None, "Delimiter of the labels in a text of several labels; by default a comma. Lists need none."
+    )
 
     def __post_init__(self) -> None:
         check_range(self, "max_answer_length", "max_target_length", "num_beams", at_least=1)

@@ -64,6 +64,17 @@ def classification_scores(predictions: Sequence[int], references: Sequence[int],
     return scores
 
 
+def multi_label_scores(predictions: np.ndarray, references: np.ndarray) -> dict[str, float]:
+    """Scores of (examples, labels) bool: F1 of all assignments (`f1_micro`), the mean F1 of all labels (`f1_macro`), 0
+    for a label without any assignment, and the share of examples without an error (`accuracy`)."""
+    correct, assigned = (predictions & references).sum(0), predictions.sum(0) + references.sum(0)
+    return {
+        "f1_micro": float(2 * correct.sum() / max(assigned.sum(), 1)),
+        "f1_macro": float((2 * correct / np.maximum(assigned, 1)).mean()),
+        "accuracy": float((predictions == references).all(1).mean()),
+    }
+
+
 def pearson_correlation(predictions: Sequence[float], references: Sequence[float]) -> float:
     """Pearson correlation, -1 to 1; nan if either side is constant."""
     from scipy.stats import pearsonr

@@ -1,25 +1,37 @@
-"""Sequence classification and regression: a text or a pair of texts -> a label or a number."""
+"""Sequence classification and regression: a text or a pair of texts -> a label, a set of labels or a number."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import torch
 from accelerate import PartialState
-from scipy.special import softmax
+from scipy.special import expit, softmax
 from transformers import DataCollatorForMultipleChoice, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.demo_corpus import demo_file
 from hf_ctxmodels.data.record_files import class_names
-from hf_ctxmodels.data.table_files import Row, parse_number, read_table, read_texts, require_labels
+from hf_ctxmodels.data.table_files import (
+    Row,
+    has_labels,
+    parse_number,
+    parse_strings,
+    read_table,
+    read_texts,
+    require_labels,
+)
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import (
     Collator,
     Encoded,
+    Feature,
     FeatureCollator,
     LabeledTask,
     Logits,
@@ -34,7 +46,7 @@ from hf_ctxmodels.downstream.tasks.tfidf import tfidf_predictions
 
 @dataclass(frozen=True)
 class SequenceExample:
-    """One text or a pair of texts, and the label: a name or a number."""
+    """One text or a pair of texts, and the label: a name, a tuple of names, or a number."""
 
     texts: tuple[str, ...]
     label: Any
@@ -42,11 +54,37 @@ class SequenceExample:
 
 
 Examples = Sequence[SequenceExample]
+_BINARY_VALUES = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 
 
 def _inputs(example: SequenceExample) -> dict[str, Any]:
     """The text or the two texts of an example, for `Task.results`."""
     return {"text": example.texts[0]} if len(example.texts) == 1 else {"texts": list(example.texts)}
+
+
+def _ordered_labels(labels: Iterable[str], class_names: Sequence[str]) -> list[str]:
+    """Labels in the order of a dataset's classes, otherwise integers by value and other labels by name."""
+    ordered = sorted(set(labels))
+    if set(ordered) <= set(class_names):
+        return [*class_names]
+    with suppress(ValueError):
+        return sorted(ordered, key=int)
+    return ordered
+
+
+@dataclass(frozen=True)
+class PairOrdersCollator:
+    """Collates features with both orders of a pair, which have the form of multiple-choice features.
+
+    Args:
+        collate: Collator of multiple-choice features, which converts labels to integers.
+    """
+
+    collate: Collator
+
+    def __call__(self, features: list[Feature]) -> dict[str, Any]:
+        """A padded batch of arguments of the head's forward, whose labels may be numbers or lists."""
+        return self.collate(features) | {"labels": torch.tensor([feature["labels"] for feature in features])}
 
 
 class _SequenceTask(Task[SequenceExample]):
@@ -60,15 +98,20 @@ class _SequenceTask(Task[SequenceExample]):
         self.both_orders = arguments.both_orders
 
     @abstractmethod
-    def _parse_label(self, value: Any, location: str) -> Any:
-        """The label in a row of the file; raises CtxError for an invalid value."""
+    def _parse_label(self, values: Sequence[Any], location: str) -> Any:
+        """The label in the label columns of a row; raises CtxError for an invalid value."""
 
     def _text_columns(self) -> list[str]:
         return self._columns("text_columns", "text", 1, 2)
 
+    def _label_columns(self) -> list[str]:
+        return [self.arguments.label_column or "label"]
+
     def read_file(self, file: str) -> list[SequenceExample]:
         """Read the examples of a file."""
-        return self._examples(read_table(file, [*self._text_columns(), self.arguments.label_column or "label"]))
+        label_columns = self._label_columns()
+        columns = [*self._text_columns(), *label_columns]
+        return self._examples(read_table(file, columns, label_names=len(label_columns) == 1))
 
     def read_unlabeled(self, file: str) -> list[SequenceExample]:
         """A table with the text columns, or a `.txt` file with one text per line."""
@@ -94,12 +137,13 @@ class _SequenceTask(Task[SequenceExample]):
         return self._examples(rows)
 
     def _examples(self, rows: Sequence[Row]) -> list[SequenceExample]:
-        columns, label = self._text_columns(), self.arguments.label_column or "label"
-        require_labels(rows, label)
-        return [
-            SequenceExample(get_texts(row, columns), self._parse_label(row.values[label], row.location), row.location)
-            for row in rows
-        ]
+        columns, label_columns = self._text_columns(), self._label_columns()
+        require_labels(rows, label_columns[0])
+        examples = []
+        for row in rows:
+            label = self._parse_label([row.values[column] for column in label_columns], row.location)
+            examples.append(SequenceExample(get_texts(row, columns), label, row.location))
+        return examples
 
     def load_labels(self, config: PreTrainedConfig) -> None:
         """Set the labels, and whether the model reads pairs in both orders."""
@@ -138,8 +182,7 @@ class _SequenceTask(Task[SequenceExample]):
         """A collator of padded batches."""
         if not self.both_orders:
             return super().collator(tokenizer)
-        # a feature with both orders has the form of a multiple-choice feature
-        return FeatureCollator(DataCollatorForMultipleChoice(tokenizer))
+        return PairOrdersCollator(FeatureCollator(DataCollatorForMultipleChoice(tokenizer)))
 
     def learned_baseline(self, train: Examples, validation: Examples) -> list[Any] | None:
         """`tfidf_predictions`."""
@@ -159,7 +202,14 @@ class SequenceClassification(_SequenceTask, LabeledTask[SequenceExample]):
         self.class_names = self.class_names or class_names(file, self.arguments.label_column or "label")
         return super().read_file(file)
 
-    def _parse_label(self, value: Any, location: str) -> str:
+    def _parse_label(self, values: Sequence[Any], location: str) -> str:
+        (value,) = values
+        if isinstance(value, list):
+            raise CtxError(
+                f"Expected one label, got the list {value!r}.",
+                location=location,
+                hint="use the task multi-label-classification, or pass another --label_column.",
+            )
         return parse_label(value, location)
 
     def _examples(self, rows: Sequence[Row]) -> list[SequenceExample]:
@@ -180,16 +230,13 @@ class SequenceClassification(_SequenceTask, LabeledTask[SequenceExample]):
         """Set the labels from the training examples, and the fields for two texts. Labels are in the order of a
         dataset's classes, otherwise integers by value and other labels by name."""
         self._set_pair_fields(config, train)
-        labels = sorted({example.label for example in train})
-        with suppress(ValueError):
-            labels = sorted(labels, key=int)
-        if len(labels) < 2:
+        if len({example.label for example in train}) < 2:
             raise CtxError(
-                f"All training examples have the label {labels[0]!r}; a classifier needs two labels or more.",
+                f"All training examples have the label {train[0].label!r}; a classifier needs two labels or more.",
                 location="--train_file",
                 hint="add examples of another label, or pass another --label_column.",
             )
-        labels = [*self.class_names] if set(labels) <= set(self.class_names) else labels
+        labels = _ordered_labels((example.label for example in train), self.class_names)
         self._set_labels(config, labels, (example.label for example in validation))
         config.problem_type = "single_label_classification"
 
@@ -221,12 +268,156 @@ class SequenceClassification(_SequenceTask, LabeledTask[SequenceExample]):
         return [most_frequent(example.label for example in train)] * len(validation)
 
 
+class MultiLabelClassification(_SequenceTask, LabeledTask[SequenceExample]):
+    """A text or a pair -> any number of labels (GoEmotions, toxic comments), trained with binary cross-entropy.
+
+    The labels of a row are a list of names or numbers, a text with delimiters, or several columns of 0 and 1, whose
+    names are the labels.
+    """
+
+    name = "multi-label-classification"
+    argument_names = (*_SequenceTask.argument_names, "label_delimiter")
+    has_unlabeled_loss = True
+    class_names: Sequence[str] = ()
+    """Names of the classes in the order of their numbers or columns, of the first file that has them."""
+
+    def _label_columns(self) -> list[str]:
+        return self._columns("label_column", "label")
+
+    def read_file(self, file: str) -> list[SequenceExample]:
+        """Read the examples of a file."""
+        columns = self._label_columns()
+        self.class_names = self.class_names or (columns if len(columns) > 1 else class_names(file, columns[0]))
+        return super().read_file(file)
+
+    def has_labels(self, file: str) -> bool:
+        """Whether a column of labels has a value other than an empty text, an empty list, or -1."""
+        return any(has_labels(file, column) for column in self._label_columns())
+
+    def _examples(self, rows: Sequence[Row]) -> list[SequenceExample]:
+        """The examples; raises CtxError if some labels are lists and some are texts."""
+        column = self._label_columns()[0]
+        for row in rows:
+            if isinstance(row.values[column], list) != isinstance(rows[0].values[column], list):
+                raise CtxError(
+                    f"Column {column!r} mixes lists and other values: {rows[0].values[column]!r} in "
+                    f"{rows[0].location}, and {row.values[column]!r}.",
+                    location=row.location,
+                    hint="write the labels of all rows as lists.",
+                )
+        return super()._examples(rows)
+
+    def _parse_label(self, values: Sequence[Any], location: str) -> tuple[str, ...]:
+        """The labels without repetitions, in the order of the row."""
+        if len(values) > 1:
+            columns = self._label_columns()
+            return tuple(column for column, value in zip(columns, values) if _parse_binary(value, column, location))
+        (value,) = values
+        delimiter = self.arguments.label_delimiter or ","
+        labels = value.split(delimiter) if isinstance(value, str) else parse_strings(value)
+        is_list_as_text = isinstance(value, str) and value.strip().startswith("[") and value.strip().endswith("]")
+        if is_list_as_text or (not labels and value != []):
+            raise CtxError(
+                f"Expected the labels of a text, got {value!r}.",
+                location=location,
+                hint=f"write a list of names or numbers (JSON lines, Parquet), or names separated by {delimiter!r} "
+                "(CSV, see --label_delimiter); without labels an empty list or cell.",
+            )
+        return tuple(dict.fromkeys(label.strip() for label in labels if label.strip()))
+
+    def _placeholder_label(self) -> tuple[str, ...]:
+        return ()
+
+    def configure(self, config: PreTrainedConfig, train: Examples, validation: Examples) -> None:
+        """Set the labels from the training examples, and the fields for two texts. Labels are in the order of a
+        dataset's classes or of the columns, otherwise integers by value and other labels by name."""
+        self._set_pair_fields(config, train)
+        label_sets = {"--train_file": train, "--validation_file": validation}
+        train_labels, validation_labels = (
+            {label for example in examples for label in example.label} for examples in label_sets.values()
+        )
+        for flag, labels in zip(label_sets, (train_labels, validation_labels)):
+            if not labels:
+                raise CtxError(
+                    f"None of {len(label_sets[flag]):,} examples has a label.",
+                    location=flag,
+                    hint="use a file with labels, or pass another --label_column.",
+                )
+        if all(len(example.label) == 1 for example in train):
+            print_status(
+                "warning: all training examples have exactly one label; the task sequence-classification predicts "
+                "exactly one",
+                PartialState().is_main_process,
+            )
+        self._set_labels(config, _ordered_labels(train_labels, self.class_names), validation_labels)
+        config.problem_type = "multi_label_classification"
+
+    def encode(self, examples: Examples, tokenizer: PreTrainedTokenizerBase) -> Encoded:
+        """Tokenize the examples; targets are 1.0 for the labels of an example, and 0.0 for all other labels."""
+        targets = self._assignments([example.label for example in examples], examples)
+        return self._encode(examples, targets.astype(float).tolist(), tokenizer)
+
+    def _assignments(self, label_sets: Sequence[Sequence[str]], examples: Examples) -> np.ndarray:
+        """(examples, labels) bool; raises CtxError for a label that the model lacks."""
+        assignments = np.zeros((len(label_sets), len(self.labels)), bool)
+        for row, (labels, example) in enumerate(zip(label_sets, examples, strict=True)):
+            assignments[row, [self._label_id(label, example.location) for label in labels]] = True
+        return assignments
+
+    def decode(self, examples: Examples, encoded: Encoded, outputs: Sequence[Logits]) -> list[tuple[str, ...]]:
+        """The labels of each example whose probability is above 0.5."""
+        return [
+            tuple(label for label, logit in zip(self.labels, output["logits"], strict=True) if logit > 0)
+            for output in outputs
+        ]
+
+    def results(self, examples: Examples, encoded: Encoded, outputs: Sequence[Logits]) -> list[dict[str, Any]]:
+        """Texts, the labels whose probability is above 0.5, and the probabilities of all labels."""
+        results = []
+        for example, labels, output in zip(examples, self.decode(examples, encoded, outputs), outputs, strict=True):
+            by_label = dict(zip(self.labels, expit(output["logits"]).tolist()))
+            results.append({**_inputs(example), "labels": [*labels], "probabilities": by_label})
+        return results
+
+    def score(self, examples: Examples, predictions: Sequence[Sequence[str]]) -> dict[str, float]:
+        """Micro and macro F1, and the share of examples whose labels are all correct."""
+        references = self._assignments([example.label for example in examples], examples)
+        return metrics.multi_label_scores(self._assignments(predictions, examples), references)
+
+    def constant_prediction(self, examples: Examples, predictions: Sequence[tuple[str, ...]]) -> str | None:
+        """The labels that (nearly) all examples have, although their labels differ; else None."""
+        labels = super().constant_prediction(examples, predictions)
+        return labels if labels is None else ", ".join(labels) or "no label"
+
+    def baseline(self, train: Examples, validation: Examples) -> list[tuple[str, ...]]:
+        """The most frequent labels of the training file, as many as have the highest micro F1 there."""
+        counts = Counter(label for example in train for label in example.label).most_common()
+        correct = accumulate(count for _, count in counts)
+        total = sum(count for _, count in counts)
+        scores = [2 * count / (size * len(train) + total) for size, count in enumerate(correct, 1)]
+        labels = tuple(label for label, _ in counts[: 1 + int(np.argmax(scores))])
+        return [labels] * len(validation)
+
+
+def _parse_binary(value: Any, column: str, location: str) -> bool:
+    """Whether a column of 0 and 1 assigns its label; raises CtxError for other values."""
+    text = str(value).strip().lower()
+    if text not in _BINARY_VALUES:
+        raise CtxError(
+            f"{value!r} in column {column!r} is not 0 or 1.",
+            location=location,
+            hint="correct the row, or pass other columns of 0 and 1 as --label_column.",
+        )
+    return _BINARY_VALUES[text]
+
+
 class Regression(_SequenceTask):
     """A text or a pair -> a number (STS-B, SICK relatedness), trained with the mean squared error."""
 
     name = "regression"
 
-    def _parse_label(self, value: Any, location: str) -> float:
+    def _parse_label(self, values: Sequence[Any], location: str) -> float:
+        (value,) = values
         number = parse_number(value)
         if number is None:
             raise CtxError(

@@ -22,13 +22,14 @@ _INVERSE_REGULARIZATION = 10.0
 
 def tfidf_predictions(train: Sequence[Any], validation: Sequence[Any], *, regression: bool) -> list[Any] | None:
     """Predictions for the texts of validation examples (one or two `texts`) by logistic or ridge regression of the
-    `label` on TF-IDF features.
+    `label` on TF-IDF features; a tuple of labels has a logistic regression for each label.
 
     The features of a pair are the features of both texts, their products and absolute differences, and the cosine. To
     bound the time, at most `MAX_TEXTS` random training examples are used, and the first `MAX_CHARACTERS` of each text.
 
     Returns:
-        A label or number per example; None if the texts have no words, or the labels of the subset are equal.
+        A label, tuple of labels or number per example; None if the texts have no words, or the labels of the subset are
+        equal.
     """
     import scipy.sparse
     from sklearn.exceptions import ConvergenceWarning
@@ -60,7 +61,16 @@ def tfidf_predictions(train: Sequence[Any], validation: Sequence[Any], *, regres
         return scipy.sparse.hstack(blocks, format="csr")
 
     model = Ridge() if regression else LogisticRegression(C=_INVERSE_REGULARIZATION, max_iter=200)
+    train_features, new_features = features(columns), features(new_columns)
     with warnings.catch_warnings(), threadpool_limits(1):  # threads only slow down products of short vectors
         warnings.simplefilter("ignore", ConvergenceWarning)
-        model.fit(features(columns), labels)
-    return model.predict(features(new_columns)).tolist()
+        if not isinstance(labels[0], tuple):
+            return model.fit(train_features, labels).predict(new_features).tolist()
+        predictions: list[tuple[str, ...]] = [()] * len(validation)
+        for label in sorted({label for label_set in labels for label in label_set}):
+            targets = [label in label_set for label_set in labels]
+            is_predicted = (
+                [True] * len(validation) if all(targets) else model.fit(train_features, targets).predict(new_features)
+            )
+            predictions = [(*row, label) if is_label else row for row, is_label in zip(predictions, is_predicted)]
+    return predictions
