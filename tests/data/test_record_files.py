@@ -89,6 +89,22 @@ def test_tasks_read_datasets(tmp_path, layout):
     assert (choice.choices, choice.label) == (("It was wet.", "It was dry."), 1)
 
 
+def test_tags_are_in_the_order_of_the_classes(tmp_path):
+    """The ids of the model are the class numbers of the dataset; with a tag that is no class (`B-LOC` after conversion
+    from IOB1), the tags are sorted."""
+    for name, names, expected in (
+        ("bio", ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"], ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]),
+        ("pos", ["VERB", "NOUN", "ADP", "X"], ["VERB", "NOUN", "ADP", "X"]),
+        ("iob1", ["I-PER", "I-LOC", "O", "B-PER"], ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]),
+    ):
+        features = Features({"tokens": List(Value("string")), "tags": List(ClassLabel(names=names))})
+        path = str(tmp_path / f"{name}.parquet")
+        Dataset.from_dict({"tokens": [["Bonn", "saw", "it"]], "tags": [[1, 0, 2]]}, features).to_parquet(path)
+        task, config = TASKS["token-classification"](TaskArguments()), CtxBertConfig()
+        task.configure(config, task.read_file(path), [])
+        assert [*config.id2label.values()] == expected, name
+
+
 def test_test_sets_without_labels(tmp_path):
     source = save(UNLABELED, tmp_path, "file")
     assert not has_labels(source, "label")

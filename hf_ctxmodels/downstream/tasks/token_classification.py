@@ -12,7 +12,7 @@ from hf_ctxmodels.core.bio_tags import is_bio
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_suffix
-from hf_ctxmodels.data.record_files import has_records
+from hf_ctxmodels.data.record_files import class_names, has_records
 from hf_ctxmodels.data.table_files import (
     MissingColumnError,
     TaggedSentence,
@@ -65,11 +65,14 @@ class TokenClassification(LabeledTask[TaggedSentence]):
     has_unlabeled_loss = True
     split_words = True
     has_token_outputs = True
+    class_names: Sequence[str] = ()
+    """Names of the classes in the order of their numbers, of the first dataset that has them."""
 
     def read_file(self, file: str) -> list[TaggedSentence]:
         """Read the examples of a file."""
         if has_records(file):
             word_column, tag_column = self.arguments.text_columns or "tokens", self.arguments.label_column or "tags"
+            self.class_names = self.class_names or class_names(file, tag_column)
             sentences = []
             for row in read_table(file, [word_column, tag_column]):
                 values = row.values[word_column], row.values[tag_column]
@@ -131,9 +134,11 @@ class TokenClassification(LabeledTask[TaggedSentence]):
         return tags != words and any(tag not in ("", "_") for sentence in tags for tag in sentence)
 
     def configure(self, config: PreTrainedConfig, train: Examples, validation: Examples) -> None:
-        """Set the labels from the training examples."""
+        """Set the labels from the training examples, in the order of a dataset's classes if it has all of them."""
         tags, validation_tags = ({tag for sentence in split for tag in sentence.tags} for split in (train, validation))
-        if is_bio(sorted(tags)):
+        if tags <= set(self.class_names):
+            self._set_labels(config, self.class_names, validation_tags)
+        elif is_bio(sorted(tags)):
             # Both prefixes of all types: a small training file may lack the `I-` of a type.
             types = sorted({tag[2:] for tag in tags if tag != "O"})
             labels = ["O", *(f"{prefix}-{type_}" for type_ in types for prefix in "BI")]
