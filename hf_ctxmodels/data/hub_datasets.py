@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import datasets
 
 
+_SPLIT_FILE = "dataset_dict.json"  # which `DatasetDict.save_to_disk` writes, but not `Dataset.save_to_disk`
+
+
 @dataclass(frozen=True)
 class DatasetSource:
     """A dataset of the Hub, or a directory, as `NAME[:config=NAME,split=NAME]`.
@@ -32,10 +35,10 @@ class DatasetSource:
 
     @classmethod
     def parse(cls, source: str) -> "DatasetSource":
-        """The parts of `NAME[:config=NAME,split=NAME]`; the split is `train` by default."""
+        """The parts of `NAME[:config=NAME,split=NAME]`; the split is by default the one of `with_default_split`."""
         name, options = split_dataset_options(source)
         is_expanded = name.startswith(("~", "file://"))  # "./name" is a path, but "name" a Hub id
-        return cls(local_path(name) if is_expanded else name, **options)
+        return cls(local_path(name) if is_expanded else name, **{"split": _default_split(name, "train")} | options)
 
     def __str__(self) -> str:
         options = {"config": self.config} if self.config else {}
@@ -93,11 +96,18 @@ def source_name(source: str) -> str:
 
 
 def with_default_split(source: str, split: str) -> str:
-    """The source with this split if it is a dataset without one, otherwise unchanged."""
+    """The source with this split if it is a dataset without one, otherwise unchanged. A directory that
+    `Dataset.save_to_disk` wrote has only its own split: the name that the dataset had, or `train`."""
     name, options = split_dataset_options(source)
     if "split" in options or not is_dataset(source):
         return source
-    return join_choice(name, options | {"split": split})
+    return join_choice(name, options | {"split": _default_split(name, split)})
+
+
+def _default_split(name: str, split: str) -> str:
+    """The only split of a directory that `Dataset.save_to_disk` wrote, otherwise this split."""
+    directory = Path(local_path(name))
+    return split if (directory / _SPLIT_FILE).is_file() else next(iter(_saved_splits(directory)), split)
 
 
 def _load_from_disk(directory: Path, location: str) -> "datasets.Dataset | datasets.IterableDataset":
@@ -116,7 +126,7 @@ def _load_from_disk(directory: Path, location: str) -> "datasets.Dataset | datas
 
 def _saved_splits(directory: Path) -> dict[str, Path]:
     """Split -> its directory, if `save_to_disk` of datasets wrote the directory; else no splits."""
-    split_file, state_file = directory / "dataset_dict.json", directory / "state.json"
+    split_file, state_file = directory / _SPLIT_FILE, directory / "state.json"
     if split_file.is_file():
         content = read_json(split_file)
         splits = content.get("splits") if isinstance(content, dict) else None

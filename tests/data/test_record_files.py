@@ -156,6 +156,23 @@ def test_validation_split_of_a_dataset(tmp_path, capsys):
     assert (len(training), len(validation)) == (3, 1)
 
 
+@pytest.mark.parametrize("split", [None, "train", "test"])
+def test_saved_dataset_without_other_splits(tmp_path, split):
+    """`Dataset.save_to_disk` writes one split, whose name is the one in which the dataset was loaded, if any."""
+    dataset = Dataset(PAIRS.data, split=split)
+    dataset.save_to_disk(tmp_path)
+    task = TASKS["sequence-classification"](TaskArguments(text_columns="sentence1,sentence2"))
+    for default in ("train", "validation", "test"):
+        assert len(task.read(str(tmp_path), default)) == 2
+        assert with_default_split(str(tmp_path), default) == f"{tmp_path}:split={split or 'train'}"
+    assert len([*read_records(tmp_path)]) == len(DatasetSource.parse(str(tmp_path)).load()) == 2
+    with pytest.raises(CtxError, match=f"no split 'other'(.|\n)*use one of: {split or 'train'}"):
+        task.read(f"{tmp_path}:split=other", "train")
+    DatasetDict({"train": PAIRS}).save_to_disk(tmp_path / "splits")
+    with pytest.raises(CtxError, match="no split 'validation'"):
+        task.read(str(tmp_path / "splits"), "validation")
+
+
 def test_directory_of_text_tables_is_refused(tmp_path):
     """`datasets` interprets quotes in .tsv files."""
     (tmp_path / "train.tsv").write_text('text\tlabel\n"a\t1\n')
