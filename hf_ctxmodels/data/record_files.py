@@ -1,6 +1,8 @@
 """Records with named columns: JSON lines, Parquet files, and datasets of the Hub or of directories."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +62,7 @@ def class_names(source: str | Path, column: str) -> list[str]:
         with parquet_errors(str(source)):
             features = datasets.Features.from_arrow_schema(open_parquet(str(source)).schema_arrow)
     elif is_dataset(str(source)):
-        features = DatasetSource.parse(str(source)).load().features or datasets.Features()
+        features = _open_dataset(DatasetSource.parse(str(source))).features or datasets.Features()
     else:
         return []
     return _class_names(features.get(column))
@@ -70,10 +72,24 @@ def _dataset_records(source: DatasetSource, label_names: bool) -> Iterator[tuple
     tables = [file for file in local_files(source.name) if file_suffix(file) in (".csv", ".tsv")]
     if tables:  # `datasets` interprets quotes in .tsv files
         raise CtxError("The directory has tables in text files.", location=source.name, hint=f"pass {tables[0]}.")
-    rows = source.load()
+    rows = _open_dataset(source)
     rename = _label_decoder(rows.features or {}) if label_names else dict
     for number, row in enumerate(rows):
         yield rename(row), f"{source}, row {number}"
+
+
+def _open_dataset(source: DatasetSource) -> "datasets.Dataset | datasets.IterableDataset":
+    """The rows of a dataset, which is loaded once as long as the files of a local directory do not change: `datasets`
+    asks the Hub, or lists and hashes the files, each time that it loads a dataset."""
+    files = [(os.path.abspath(file), os.stat(file)) for file in local_files(source.name)]
+    return _load_once(source, tuple((file, status.st_size, status.st_mtime_ns) for file, status in files))
+
+
+@lru_cache(maxsize=4)  # rows are in memory-mapped files
+def _load_once(
+    source: DatasetSource, files: tuple[tuple[str, int, int], ...]
+) -> "datasets.Dataset | datasets.IterableDataset":
+    return source.load()
 
 
 def _parquet_records(path: str, label_names: bool) -> Iterator[tuple[Record, object]]:

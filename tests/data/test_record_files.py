@@ -1,7 +1,9 @@
 """Records of Parquet files and datasets: labels by name, nested columns, splits."""
 
 import json
+import shutil
 
+import datasets
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
@@ -146,6 +148,27 @@ def test_source_with_options(tmp_path, monkeypatch):
     assert is_dataset(directory)
     assert describe_content(directory).startswith(f"{tmp_path.name} (")
     assert describe_content(directory).endswith("):split=train")
+
+
+@pytest.mark.parametrize("layout", ["directory", "saved"])
+def test_dataset_is_loaded_once_until_it_changes(tmp_path, monkeypatch, layout):
+    calls, folder = [], tmp_path / "data"
+    for name in ("load_dataset", "load_from_disk"):
+        load = getattr(datasets, name)
+        monkeypatch.setattr(
+            datasets, name, lambda *args, load=load, **kwargs: calls.append(args) or load(*args, **kwargs)
+        )
+    for number, rows in enumerate((PAIRS, PAIRS.select([0, 0, 0])), 1):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        source = save(rows, folder, layout)
+        task = TASKS["sequence-classification"](TaskArguments(text_columns="sentence1,sentence2"))
+        assert has_columns(source, ["sentence1", "label"])
+        assert has_labels(source, "label")
+        assert len(task.read_file(source)) == len(read_table(source, ["label"])) == len(rows)
+        assert len(calls) == number
+    assert len(read_table(f"{source}:split=train", ["label"])) == 3
+    assert len(calls) == 2
 
 
 def test_validation_split_of_a_dataset(tmp_path, capsys):
