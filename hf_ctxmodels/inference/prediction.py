@@ -111,7 +111,7 @@ class Predictor:
         model_task.load_labels(config)
         with suppress_adapter_notice():
             model = open_model(model_source, model_task, config, tokenizer, multitask_model, require_head=True)
-        columns = {} if summary is None else summary.columns
+        columns = {} if summary is None else summary.task_columns.get(task_name or "", summary.columns)
         return cls(model_task, add_saved_adapters(model, source).eval(), tokenizer, columns)
 
     @classmethod
@@ -194,14 +194,14 @@ def _unfinished_summary(checkpoint: Path) -> TrainingSummary | None:
     """The summary of a run until a checkpoint, from the flags with which it is resumed; None if it is no fine-tuning on
     a task of `TASKS`."""
     identity = saved_identity(checkpoint)
+    listed = [entry for entry in identity.get("tasks") or () if isinstance(entry, dict) and "kind" in entry]
     if identity.get("task") in TASKS:
         task, arguments, files = identity["task"], [identity], identity["train_file"]
-    elif listed := [entry for entry in identity.get("tasks") or () if isinstance(entry, dict) and "kind" in entry]:
+    elif listed:
         task = ", ".join(f"{entry['name']} ({entry['kind']})" for entry in listed)
         arguments, files = [entry["arguments"] for entry in listed], [entry["train_file"] for entry in listed]
     else:
         return None
-    columns: dict[str, Any] = {name: identity.get(name) for name in COLUMN_FLAGS}  # None in a run on several tasks
     return TrainingSummary(
         task=task,
         model_class=identity["model_class"],
@@ -212,9 +212,15 @@ def _unfinished_summary(checkpoint: Path) -> TrainingSummary | None:
         steps=int(checkpoint.name.rpartition("-")[2]),
         global_batch_size=identity["global_micro_batch"] * identity["gradient_accumulation_steps"],
         max_length=max(fields["max_length"] for fields in arguments),
-        columns=TaskArguments(**columns).column_names(),
+        columns=_column_names(identity),
+        task_columns={entry["name"]: _column_names(entry["arguments"]) for entry in listed},
         command="",
     )
+
+
+def _column_names(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """`TaskArguments.column_names` of saved arguments; a run on several tasks has none."""
+    return TaskArguments(**{name: arguments.get(name) for name in COLUMN_FLAGS}).column_names()
 
 
 def _task_of_head(config: PreTrainedConfig, auto_class: str, source: str, preferred: str | None) -> str:

@@ -42,6 +42,7 @@ class TrainingSummary:
         global_batch_size: Examples per optimizer step, over all processes and accumulated micro-batches.
         max_length: Longest input in tokens.
         columns: Names of the columns of the training file, by the flags of `hf-ctxmodels finetune`.
+        task_columns: Task of a multi-task model -> `columns` of its training file.
         tokens: Non-padding input tokens in training.
         tokens_per_second: Training speed without evaluation and saving; None if no step was trained.
         rates: Realized rates of the objective (masked share, ...), and the rates at which the members of a mixture are
@@ -65,6 +66,7 @@ class TrainingSummary:
     global_batch_size: int
     max_length: int | None = None
     columns: dict[str, str] = field(default_factory=dict)
+    task_columns: dict[str, dict[str, str]] = field(default_factory=dict)
     tokens: int = 0
     tokens_per_second: float | None = None
     objective: str | None = None
