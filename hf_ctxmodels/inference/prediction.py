@@ -220,7 +220,8 @@ def _unfinished_summary(checkpoint: Path) -> TrainingSummary | None:
 
 def _column_names(arguments: Mapping[str, Any]) -> dict[str, str]:
     """`TaskArguments.column_names` of saved arguments; a run on several tasks has none."""
-    return TaskArguments(**{name: arguments.get(name) for name in COLUMN_FLAGS}).column_names()
+    columns: dict[str, Any] = {name: arguments.get(name) for name in COLUMN_FLAGS}
+    return TaskArguments(**columns).column_names()
 
 
 def _task_of_head(config: PreTrainedConfig, auto_class: str, source: str, preferred: str | None) -> str:
