@@ -18,7 +18,8 @@ RECORD_SUFFIXES = (".jsonl", ".parquet")
 _BATCH_SIZE = 1024
 
 Record = dict[str, Any]
-"""Column -> value. A column of an object has another entry for each of its keys, such as `translation.de`."""
+"""Column -> value. A column of an object has another entry for each of its keys, such as `translation.de`, also if the
+values are objects."""
 
 
 def has_records(source: str | Path) -> bool:
@@ -44,13 +45,18 @@ def read_records(source: str | Path, label_names: bool = True) -> Iterator[tuple
     else:
         records = read_json_lines(source)
     for record, location in records:
-        nested = {
-            f"{column}.{key}": item
-            for column, value in record.items()
-            if isinstance(value, dict)
-            for key, item in value.items()
-        }
-        yield nested | record, location
+        yield _nested_columns(record) | record, location
+
+
+def _nested_columns(record: Record, prefix: str = "") -> Record:
+    """The values within objects, by the path of their keys."""
+    nested = {}
+    for column, value in record.items():
+        if prefix:
+            nested[prefix + column] = value
+        if isinstance(value, dict):
+            nested |= _nested_columns(value, f"{prefix}{column}.")
+    return nested
 
 
 def class_names(source: str | Path, column: str) -> list[str]:
@@ -65,7 +71,7 @@ def class_names(source: str | Path, column: str) -> list[str]:
         features = _open_dataset(DatasetSource.parse(str(source))).features or datasets.Features()
     else:
         return []
-    return _class_names(features.get(column))
+    return _class_names(features.get(column) or features.flatten().get(column))
 
 
 def _dataset_records(source: DatasetSource, label_names: bool) -> Iterator[tuple[Record, object]]:
@@ -105,10 +111,9 @@ def _parquet_records(path: str, label_names: bool) -> Iterator[tuple[Record, obj
 
 def _label_decoder(features: "Mapping[str, datasets.features.features.FeatureType]") -> Callable[[Record], Record]:
     """A function that replaces the class numbers of a record by names."""
-    names = {column: _class_names(feature) for column, feature in features.items()}
 
     def decode(record: Record) -> Record:
-        return {column: _name_classes(value, names[column]) for column, value in record.items()}
+        return {column: _name_classes(value, features[column]) for column, value in record.items()}
 
     return decode
 
@@ -120,9 +125,12 @@ def _class_names(feature: Any) -> list[str]:
     return getattr(feature, "names", None) or []
 
 
-def _name_classes(value: Any, names: list[str]) -> Any:
+def _name_classes(value: Any, feature: Any) -> Any:
+    if isinstance(feature, dict) and isinstance(value, dict):
+        return {key: _name_classes(item, feature.get(key)) for key, item in value.items()}
+    names = _class_names(feature)
     if not names:
         return value
     if isinstance(value, list):
-        return [_name_classes(item, names) for item in value]
+        return [_name_classes(item, feature.feature) for item in value]
     return names[value] if isinstance(value, int) and value >= 0 else value

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -160,7 +161,9 @@ class Predictor:
         try:
             if task.has_labels(file):
                 labeled = task.read_file(file)  # the same inputs as the examples
-                scores = task.score(labeled, task.decode(labeled, encoded, outputs))
+                is_scored = [*map(task.is_labeled, labeled)]
+                predictions = task.decode(labeled, encoded, outputs)
+                scores = task.score([*compress(labeled, is_scored)], [*compress(predictions, is_scored)])
         except CtxError as error:
             if self.task.arguments.label_column is not None:
                 raise

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from commands import command_output, save, save_summary, tiny_pair
+from datasets import ClassLabel, Dataset, Features, Value
 from labeled_texts import BAD, FILLER_WORDS, GOOD, NAMES, PLACES
 
 from hf_ctxmodels import CtxError, CtxMultiTaskConfig, CtxMultiTaskModel
@@ -285,6 +286,16 @@ def test_text_classification_scores(tmp_path: Path) -> None:
     error = command_output("predict", model=folder, input=files["invalid.csv"], label_column="label", fails=True)
     assert "'bad'" in error
     assert f"{files['invalid.csv']}:3" in error
+
+
+def test_examples_without_a_class_have_no_score(tmp_path: Path) -> None:
+    """All examples of a dataset are predicted, and those with a class number other than -1 are scored."""
+    folder = save_model(tmp_path / "model", "bert", "AutoModelForSequenceClassification", **LABELS)
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["neg", "pos", "none"])})
+    Dataset.from_dict({"text": TEXTS, "label": [0, -1, 1, -1]}, features).to_parquet(tmp_path / "a.parquet")
+    results, scores = predict_and_score(folder, tmp_path / "a.parquet")
+    assert [result["text"] for result in results] == TEXTS
+    assert scores["accuracy"] == ((results[0]["label"] == "neg") + (results[2]["label"] == "pos")) / 2
 
 
 def test_columns_of_the_training_file(tmp_path: Path) -> None:

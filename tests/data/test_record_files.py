@@ -12,7 +12,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.data.files import describe_content, split_dataset_options
 from hf_ctxmodels.data.hub_datasets import DatasetSource, is_dataset, source_name, with_default_split
-from hf_ctxmodels.data.record_files import read_records
+from hf_ctxmodels.data.record_files import class_names, read_records
 from hf_ctxmodels.data.table_files import has_columns, has_labels, read_table
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.downstream.text2text import TextTask
@@ -127,6 +127,36 @@ def test_nested_columns(tmp_path):
         assert (example.source, example.target) == ("A house.", target)
     with pytest.raises(CtxError, match=r"No column 'translation\.fr'.*'translation\.de'"):
         read_table(tmp_path / "a.parquet", ["translation.fr"])
+
+
+def test_classes_in_nested_columns(tmp_path):
+    features = Features(
+        {"meta": {"body": {"text": Value("string")}, "mood": LABELS, "tags": List(LABELS), "open": Value("int64")}}
+    )
+    rows = [
+        {"body": {"text": "x"}, "mood": 1, "tags": [0, 1], "open": 1},
+        {"body": None, "mood": -1, "tags": [], "open": 0},
+    ]
+    path = str(tmp_path / "a.parquet")
+    Dataset.from_dict({"meta": rows}, features).to_parquet(path)
+    columns = ["meta.body.text", "meta.mood", "meta.tags", "meta.open"]
+    assert [*read_table(path, columns[1:])[0].values.values()] == ["equivalent", ["not_equivalent", "equivalent"], 1]
+    assert [*read_table(path, columns[1:])[1].values.values()] == [-1, [], 0]
+    assert class_names(path, "meta.mood") == class_names(path, "meta.tags") == LABELS.names
+    assert class_names(path, "meta.open") == class_names(path, "meta.none") == []
+    Dataset.from_dict({"meta": rows[:1]}, features).to_parquet(path)
+    assert read_table(path, columns)[0].values["meta.body.text"] == "x"
+
+
+def test_examples_without_a_class_are_skipped(tmp_path, capsys):
+    """As in SNLI, where -1 means that the annotators did not agree; -1 in a column without classes is a label."""
+    labels = {"sentence1": ["x"] * 4, "sentence2": ["y"] * 4, "label": [1, -1, 0, -1]}
+    for classes, expected in ((True, ["equivalent", "not_equivalent"]), (False, ["1", "-1", "0", "-1"])):
+        path = str(tmp_path / f"{classes}.parquet")
+        Dataset.from_dict(labels, PAIRS.features if classes else None).to_parquet(path)
+        examples = read("sequence-classification", path, text_columns="sentence1,sentence2")
+        assert [example.label for example in examples] == expected
+        assert ("2 of 4 examples have no label (-1); they are skipped" in capsys.readouterr().err) == classes
 
 
 def test_source_with_options(tmp_path, monkeypatch):

@@ -234,9 +234,16 @@ class Task(ABC, Generic[Example]):
         raise CtxError("This task has no demo data.", location=self.name, hint="use a file, see --train_file.")
 
     def read(self, file: str, split: str) -> list[Example]:
-        """The examples of a file, of a dataset, by default of this split, or of a split of `demo`; raises CtxError if
-        they cannot be read."""
-        return self.read_demo(split) if file == "demo" else self.read_file(with_default_split(file, split))
+        """The labeled examples of a file, of a dataset, by default of this split, or of a split of `demo`; raises
+        CtxError if they cannot be read."""
+        examples = self.read_demo(split) if file == "demo" else self.read_file(with_default_split(file, split))
+        labeled = [example for example in examples if self.is_labeled(example)]
+        print_status(
+            f"{file}: {len(examples) - len(labeled):,} of {len(examples):,} examples have no label (-1); they are "
+            "skipped",
+            PartialState().is_main_process and len(labeled) < len(examples),
+        )
+        return labeled
 
     def read_splits(self, train_files: Sequence[str], validation_file: str) -> tuple[list[Example], list[Example]]:
         """Training examples of all files, and validation examples, with a warning if they are in the same file; raises
@@ -260,6 +267,10 @@ class Task(ABC, Generic[Example]):
     def has_labels(self, file: str) -> bool:
         """Whether the examples of a file have labels, so that their predictions can be scored."""
         return has_labels(file, self.arguments.label_column or "label")
+
+    def is_labeled(self, example: Example) -> bool:
+        """Whether an example of `read_file` has a label."""
+        return True
 
     def load_labels(self, config: PreTrainedConfig) -> None:
         """Set the task's labels to the labels of a fine-tuned model's configuration, instead of `configure`."""
@@ -397,7 +408,8 @@ def parse_label(value: Any, location: str, hint: str = "correct the line, or pas
     """The label in a cell of a table; raises CtxError for an empty cell, null, a list or an object."""
     if value is None or isinstance(value, (list, dict)) or str(value).strip() == "":
         raise CtxError(f"{value!r} is not a label; expected a name or a number.", location=location, hint=hint)
-    return str(value)
+    # pandas stores the integers of a column with missing values as floating-point numbers
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def read_words(file: str, column: str, hint: str) -> list[tuple[list[str], str]]:

@@ -202,6 +202,10 @@ class SequenceClassification(_SequenceTask, LabeledTask[SequenceExample]):
         self.class_names = self.class_names or class_names(file, self.arguments.label_column or "label")
         return super().read_file(file)
 
+    def is_labeled(self, example: SequenceExample) -> bool:
+        """Whether the label is not -1, which is no class of a dataset (as in SNLI, for pairs without agreement)."""
+        return example.label != "-1" or not self.class_names or "-1" in (*self.class_names, *self.labels)
+
     def _parse_label(self, values: Sequence[Any], location: str) -> str:
         (value,) = values
         if isinstance(value, list):

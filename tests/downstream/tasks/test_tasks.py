@@ -44,6 +44,12 @@ def test_whitespace_around_labels_is_reported(tmp_path, capsys):
     assert f"'a ' in {file}:3" in errors
 
 
+def test_integers_as_floating_point_numbers_are_labels(tmp_path):
+    """pandas stores the integers of a column with missing values as floating-point numbers."""
+    file = write_file(tmp_path / "a.jsonl", "".join(f'{{"text": "x", "label": {n}}}\n' for n in ("1.0", "0", "0.5")))
+    assert [example.label for example in make_task("sequence-classification").read_file(file)] == ["1", "0", "0.5"]
+
+
 def test_carriage_returns_end_lines_only_without_line_feeds(tmp_path):
     for content, texts in (
         ("one\rtwo\r\rthree", ["one", "two", "three"]),
