@@ -1,7 +1,7 @@
 """Records with named columns: JSON lines, Parquet files, and datasets of the Hub or of directories."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,21 +27,25 @@ def has_records(source: str | Path) -> bool:
     return file_suffix(source) in RECORD_SUFFIXES or is_dataset(str(source))
 
 
-def read_records(source: str | Path, label_names: bool = True) -> Iterator[tuple[Record, object]]:
+def read_records(
+    source: str | Path, label_names: bool = True, columns: Sequence[str] = ()
+) -> Iterator[tuple[Record, object]]:
     """The records of a `.parquet` file, of a dataset `NAME[:config=NAME,split=NAME]`, or of JSON lines in another file,
     and their locations (`file:line`, or the source and the number of the row, from 0).
 
     Args:
         label_names: Whether class numbers of `datasets.ClassLabel` are replaced by the names of the classes; -1, as in
             test sets without labels, remains.
+        columns: Columns to read from Parquet files and datasets, which may have large ones such as images; all columns
+            if it is empty, or a column is missing.
 
     Raises:
         CtxError: The source is missing or damaged.
     """
     if file_suffix(source) == ".parquet":
-        records: Iterator[tuple[Record, object]] = _parquet_records(str(source), label_names)
+        records: Iterator[tuple[Record, object]] = _parquet_records(str(source), label_names, columns)
     elif is_dataset(str(source)):
-        records = _dataset_records(DatasetSource.parse(str(source)), label_names)
+        records = _dataset_records(DatasetSource.parse(str(source)), label_names, columns)
     else:
         records = read_json_lines(source)
     for record, location in records:
@@ -74,12 +78,19 @@ def class_names(source: str | Path, column: str) -> list[str]:
     return _class_names(features.get(column) or features.flatten().get(column))
 
 
-def _dataset_records(source: DatasetSource, label_names: bool) -> Iterator[tuple[Record, object]]:
+def _dataset_records(
+    source: DatasetSource, label_names: bool, columns: Sequence[str]
+) -> Iterator[tuple[Record, object]]:
     tables = [file for file in local_files(source.name) if file_suffix(file) in (".csv", ".tsv")]
     if tables:  # `datasets` interprets quotes in .tsv files
         raise CtxError("The directory has tables in text files.", location=source.name, hint=f"pass {tables[0]}.")
-    rows = _open_dataset(source)
-    rename = _label_decoder(rows.features or {}) if label_names else dict
+    dataset = _open_dataset(source)
+    features = dataset.features or {}
+    if selected := _select_columns(features, columns):
+        dataset = dataset.select_columns(selected)
+    rename = _label_decoder(features) if label_names else dict
+    batches = dataset.iter(_BATCH_SIZE)  # faster than rows
+    rows = (dict(zip(batch, values, strict=True)) for batch in batches for values in zip(*batch.values(), strict=True))
     for number, row in enumerate(rows):
         yield rename(row), f"{source}, row {number}"
 
@@ -98,13 +109,28 @@ def _load_once(
     return source.load()
 
 
-def _parquet_records(path: str, label_names: bool) -> Iterator[tuple[Record, object]]:
+def _select_columns(
+    features: "Mapping[str, datasets.features.features.FeatureType]", columns: Sequence[str]
+) -> list[str] | None:
+    """The columns that contain all `columns`; None, which selects all, if a column is missing, or `columns` is
+    empty."""
+    import datasets
+
+    paths = {*features, *datasets.Features(features).flatten()}
+    if not columns or not paths.issuperset(columns):
+        return None
+    return [name for name in features if any(f"{column}.".startswith(f"{name}.") for column in columns)]
+
+
+def _parquet_records(path: str, label_names: bool, columns: Sequence[str]) -> Iterator[tuple[Record, object]]:
     import datasets
 
     with parquet_errors(path):
         file = open_parquet(path)
-        rename = _label_decoder(datasets.Features.from_arrow_schema(file.schema_arrow)) if label_names else dict
-        rows = (row for batch in file.iter_batches(_BATCH_SIZE) for row in batch.to_pylist())
+        features = datasets.Features.from_arrow_schema(file.schema_arrow)
+        rename = _label_decoder(features) if label_names else dict
+        batches = file.iter_batches(_BATCH_SIZE, columns=_select_columns(features, columns))
+        rows = (row for batch in batches for row in batch.to_pylist())
         for number, row in enumerate(rows):
             yield rename(row), f"{path}, row {number}"
 

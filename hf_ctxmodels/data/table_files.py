@@ -80,7 +80,7 @@ def read_table(
     """
     rows = []
     if suffix is None and has_records(file):
-        for record, location in read_records(file, label_names):
+        for record, location in read_records(file, label_names, columns):
             for column in columns:
                 _column_index(column, list(record), location, column_hint)
             rows.append(Row({column: record[column] for column in columns}, str(location)))
@@ -146,7 +146,7 @@ def has_columns(file: str | Path, columns: Sequence[str]) -> bool:
     """Whether a file has all these columns: in the header of a table, in the first record, or as columns of CoNLL-U."""
     suffix = file_suffix(file)
     if has_records(file):
-        return set(columns).issubset(next((record for record, _ in read_records(file)), ()))
+        return set(columns).issubset(next((record for record, _ in read_records(file, columns=columns)), ()))
     if suffix in _DELIMITERS:
         try:
             next(_read_delimited(file, columns, _DELIMITERS[suffix]), None)
@@ -162,7 +162,7 @@ def has_labels(file: str | Path, column: str) -> bool:
     if file_suffix(file) == ".txt":
         return False
     if has_records(file):
-        return any(is_label(record.get(column)) for record, _ in read_records(file))
+        return any(is_label(record.get(column)) for record, _ in read_records(file, columns=[column]))
     try:
         labels = [row.values[column] for row in read_table(file, [column])]
     except MissingColumnError:

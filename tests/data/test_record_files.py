@@ -5,7 +5,7 @@ import shutil
 
 import datasets
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
 
 from hf_ctxmodels import CtxBertConfig
 from hf_ctxmodels.core.errors import CtxError
@@ -146,6 +146,23 @@ def test_classes_in_nested_columns(tmp_path):
     assert class_names(path, "meta.open") == class_names(path, "meta.none") == []
     Dataset.from_dict({"meta": rows[:1]}, features).to_parquet(path)
     assert read_table(path, columns)[0].values["meta.body.text"] == "x"
+
+
+def test_only_selected_columns_are_decoded(tmp_path):
+    """Other columns, such as images, may be large or need another package; an error lists all columns."""
+    features = Features({"text": Value("string"), "image": Image(), "meta": {"mood": LABELS}})
+    rows = {"text": ["x"], "image": [{"bytes": b"no image", "path": None}], "meta": [{"mood": 1}]}
+    dataset = Dataset.from_dict(rows, features)
+    for layout in ("directory", "saved", "file"):
+        (tmp_path / layout).mkdir()
+        source = save(dataset, tmp_path / layout, layout)
+        assert has_columns(source, ["text", "meta.mood"])
+        assert has_labels(source, "meta.mood")
+        (example,) = read("sequence-classification", source, label_column="meta.mood")
+        assert example.label == "equivalent"
+        if layout == "file":
+            with pytest.raises(CtxError, match=r"No column 'meta\.none'.*'meta\.mood', 'text', 'image', 'meta'"):
+                read_table(source, ["meta.none"])
 
 
 def test_examples_without_a_class_are_skipped(tmp_path, capsys):
