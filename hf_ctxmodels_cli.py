@@ -66,7 +66,7 @@ CONVERSIONS = {  # name of the format -> summary, module and class in `hf_ctxmod
     "elmo": ("ELMo: options and HDF5 weights of AllenNLP.", "elmo", "ElmoConversion"),
     "cove": ("CoVe: weights of the MT-LSTM, and word vectors.", "cove", "CoveConversion"),
     "infersent": ("InferSent: weights, and word vectors.", "infersent", "InferSentConversion"),
-    "laser": ("LASER: encoder and BPE codes.", "laser", "LaserConversion"),
+    "laser": ("LASER: encoder, and BPE codes or SentencePiece model.", "laser", "LaserConversion"),
     "ulmfit": ("ULMFiT: weights and vocabulary of fastai.", "ulmfit", "UlmfitConversion"),
     "gpt": ("GPT: the folder of OpenAI's release.", "gpt", "GptConversion"),
     "transformer-xl": (

@@ -22,7 +22,6 @@ from hf_ctxmodels.conversion.released_files import (
     load_weights,
     read_codes,
     read_torch_file,
-    to_native_subword,
 )
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
@@ -31,6 +30,7 @@ from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.models.mass.configuration_mass import CtxMassConfig
 from hf_ctxmodels.models.mass.modeling_mass import CtxMassForConditionalGeneration
 from hf_ctxmodels.models.mass.tokenization_mass import CtxMassTokenizer
+from hf_ctxmodels.tokenizers.bpe import to_native_subword
 
 _HEAD_DIM = 64  # in the released summarization models
 

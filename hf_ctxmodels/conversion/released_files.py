@@ -24,9 +24,6 @@ from hf_ctxmodels.core.output_files import (
 )
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.tokenizers.base import limit_tokenizer_length, record_tokenizer_digest
-from hf_ctxmodels.tokenizers.bpe import END_OF_WORD
-
-_CONTINUATION = "@@"  # suffix of all subwords of a word except the last one, in files of fastBPE
 
 
 class Placeholder:
@@ -103,12 +100,6 @@ def read_codes(file: str | Path) -> list[tuple[str, str]]:
     if not merges:
         raise CtxError("The file of BPE codes is empty.", location=str(file), hint="copy it again from its source.")
     return merges
-
-
-def to_native_subword(subword: str) -> str:
-    """Convert a subword with the mark of continuation to one with the mark of the end of a word."""
-    stem = subword.removesuffix(_CONTINUATION)
-    return stem if stem != subword else subword + END_OF_WORD
 
 
 def load_weights(model: Any, weights: dict[str, Tensor], location: str) -> Any:

@@ -24,6 +24,8 @@ from hf_ctxmodels.tokenizers.composed_offsets import ComposingTokenizer
 from hf_ctxmodels.tokenizers.word_level import TRANSLATION_SEPARATOR, CtxWordTokenizer
 
 END_OF_WORD = "</w>"
+CONTINUATION = "@@"
+"""Suffix of all subwords of a word except the last one, in files of fastBPE and subword-nmt."""
 JOINT_SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # in the order of LASER's models
 _LANGUAGE_TAG = re.compile(r"<[^<>\s]+>")
 
@@ -105,6 +107,18 @@ class BPETokenizer(CtxTokenizer):
             if missing := [token for pair in pairs if (token := "".join(pair)) not in table]:
                 raise ValueError(f"it has no token {missing[0]!r}")  # the panic of the library is no `Exception`
             return BPE(table, pairs, fuse_unk=False, unk_token=str(kwargs["unk_token"]), **options)
+
+
+def to_native_subword(subword: str) -> str:
+    """Convert a subword with the mark of continuation to one with the mark of the end of a word."""
+    stem = subword.removesuffix(CONTINUATION)
+    return stem if stem != subword else subword + END_OF_WORD
+
+
+def to_released_subword(subword: str) -> str:
+    """Convert a subword with the mark of the end of a word to one with the mark of continuation."""
+    stem = subword.removesuffix(END_OF_WORD)
+    return stem if stem != subword else subword + CONTINUATION
 
 
 def require_text(texts: Iterable[str]) -> Iterator[str]:
@@ -330,12 +344,16 @@ class JointBPETokenizer(ComposingTokenizer, BPETokenizer):
         kwargs = {**self.defaults, **kwargs}
         self.languages = list(languages)
         rules = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation}
-        model = self.build_model(vocab, merges, kwargs, self.languages, end_of_word_suffix=END_OF_WORD)
-        self._tokenizer = _backend(model, **rules)
+        self._tokenizer = self.build_backend(vocab, merges, kwargs, **rules)
         self._tokenizer.add_special_tokens([AddedToken(tag, normalized=False, special=True) for tag in languages])
         super().__init__(languages=self.languages, **rules, **kwargs)
         self.target_pad_token_id, self.target_unknown_id = self.pad_token_id, self.unk_token_id
         self.target_start_id, self.target_end_id = self.bos_token_id, self.eos_token_id
+
+    def build_backend(self, vocab: Any, merges: Any, kwargs: dict[str, Any], **rules: bool) -> Tokenizer:
+        """Create the backend from arguments as in `build_model`, and the rules for normalization and splitting."""
+        model = self.build_model(vocab, merges, kwargs, self.languages, end_of_word_suffix=END_OF_WORD)
+        return _backend(model, **rules)
 
     @classmethod
     def train(

@@ -69,7 +69,12 @@ class MosesTokenizer(CtxTokenizer):
 
     Raises:
         CtxError: As `check_moses_language`.
+
+    Attributes:
+        prepares_subwords: Whether `prepare_text` also splits words, of all texts.
     """
+
+    prepares_subwords: bool = False
 
     def __init__(self, *args: Any, moses_language: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, moses_language=moses_language, **kwargs)
@@ -83,9 +88,13 @@ class MosesTokenizer(CtxTokenizer):
     @moses_language.setter
     def moses_language(self, language: str | None) -> None:
         if language is not None:
-            check_moses_language(language)
+            self.check_language(language)
         self._moses_language = self.init_kwargs["moses_language"] = language
-        self.reads_unchanged_text = language is None
+        self.reads_unchanged_text = language is None and not self.prepares_subwords
+
+    def check_language(self, language: Any) -> None:
+        """Raise CtxError for an unsupported language, see `check_moses_language`."""
+        check_moses_language(language)
 
     @classmethod
     def train(cls, *args: Any, **kwargs: Any) -> Self:
@@ -101,12 +110,18 @@ class MosesTokenizer(CtxTokenizer):
     def _encode_plus(
         self, text: Any, text_pair: Any = None, *args: Any, is_split_into_words: bool = False, **kwargs: Any
     ) -> BatchEncoding:
-        if (language := self.moses_language) is not None and not is_split_into_words:
+        if self.prepares_subwords or (self.moses_language is not None and not is_split_into_words):
             text, text_pair = (
-                map_texts(self, texts, lambda segment: self._split_into_words(segment, language))
+                map_texts(self, texts, lambda segment: self.prepare_text(segment, is_split_into_words))
                 for texts in (text, text_pair)
             )
         return super()._encode_plus(text, text_pair, *args, is_split_into_words=is_split_into_words, **kwargs)
+
+    def prepare_text(self, text: str, is_split_into_words: bool) -> str:
+        """Prepare a text, or a word of a text that is split into words, for the backend."""
+        if self.moses_language is None or is_split_into_words:
+            return text
+        return self._split_into_words(text, self.moses_language)
 
     def _split_into_words(self, text: str, language: str, **options: Any) -> str:
         """The words of a text, separated by spaces; the options are arguments of `sacremoses.MosesTokenizer`."""
