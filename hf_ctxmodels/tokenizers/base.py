@@ -18,6 +18,12 @@ from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.core.remote_code import InstalledCode, get_remote_code_stub
 
 _NEW_TOKENS = "_new_tokens"  # keyword for the special tokens passed to `from_pretrained`
+# Classes of transformers with other tokens or ids than this package's classes, on files with the same names
+_OTHER_CLASSES = {
+    *("BarthezTokenizer", "BertJapaneseTokenizer", "BertweetTokenizer", "BigBirdTokenizer", "ByT5Tokenizer"),
+    *("CamembertTokenizer", "FlaubertTokenizer", "HerbertTokenizer", "M2M100Tokenizer", "MBartTokenizer"),
+    *("MBart50Tokenizer", "NllbTokenizer", "PegasusTokenizer", "PhobertTokenizer"),
+}
 logger = logging.get_logger(__name__)
 
 # Tokenizer -> its checked length and digest, since the digest of a large vocabulary takes a second.
@@ -74,6 +80,14 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
                 hint="copy the files again from their source, or train the tokenizer again.",
             ) from error
 
+    @classmethod
+    def _from_pretrained(
+        cls, resolved_vocab_files: dict[str, Any], pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if (file := resolved_vocab_files.get("tokenizer_config_file")) is not None:
+            _check_saved_class(cls, read_json(file), str(pretrained_model_name_or_path))
+        return super()._from_pretrained(resolved_vocab_files, pretrained_model_name_or_path, *args, **kwargs)
+
     def prepare_for_tasks(self) -> None:
         """Add special tokens that only downstream tasks use; fine-tuning then resizes the model's embeddings."""
 
@@ -124,6 +138,19 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
             single=fill(single),
             pair=fill(pair),
             special_tokens=[(token, self.convert_tokens_to_ids(token)) for token in used_tokens],
+        )
+
+
+def _check_saved_class(cls: type, fields: Any, location: str) -> None:
+    """Raise CtxError if tokenizer_config.json belongs to a tokenizer of transformers with other tokens than `cls`."""
+    saved_class = fields.get("tokenizer_class") if isinstance(fields, dict) else None
+    if isinstance(fields, dict) and saved_class is None and fields.get("word_tokenizer_type") not in (None, "basic"):
+        saved_class = "BertJapaneseTokenizer"  # the first releases do not name the class
+    if isinstance(saved_class, str) and saved_class.removesuffix("Fast") in _OTHER_CLASSES:
+        raise CtxError(
+            f"These are the files of a {saved_class}, which has other tokens than {cls.__name__}.",
+            location=location,
+            hint="open the tokenizer with transformers: AutoTokenizer.from_pretrained(...).",
         )
 
 

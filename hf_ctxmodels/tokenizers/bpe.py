@@ -36,6 +36,8 @@ class BPETokenizer(CtxTokenizer):
     vocab_files_names = {"vocab_file": "vocab.json", "merges_file": "merges.txt", "tokenizer_file": "tokenizer.json"}
     model_input_names = ["input_ids", "attention_mask"]
     model = BPE
+    accepts_counts: ClassVar[bool] = False
+    """Whether the lines of `merges.txt` may have a third field, the frequency of the pair."""
 
     @classmethod
     def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
@@ -95,6 +97,8 @@ class BPETokenizer(CtxTokenizer):
         if isinstance(merges, str):
             path = merges
             merges = [line for line in read_utf8(path).split("\n") if line and not line.startswith("#version")]
+            if cls.accepts_counts:
+                merges = [re.sub(r"^(\S+ \S+) \d+$", r"\1", line) for line in merges]
             if invalid := [line for line in merges if line.count(" ") != 1]:
                 message = f"merges.txt has the line {invalid[0]!r}, which is not two tokens."
                 raise CtxError(message, location=path, hint=hint)

@@ -25,7 +25,7 @@ from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.errors import CtxError, hint_for_error, wrap_errors
-from hf_ctxmodels.core.loading import require_existing_path
+from hf_ctxmodels.core.loading import read_json, require_existing_path
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.output_files import VOCABULARY_FILES
 from hf_ctxmodels.core.weights import is_quantized
@@ -35,6 +35,7 @@ from hf_ctxmodels.training.checkpoint_files import MANIFEST_FILE, damaged_files,
 from hf_ctxmodels.training.sharded_checkpoints import is_sharded
 
 _COPY_AGAIN = "copy or download the file again, or use the weights of a checkpoint-<step> directory next to it."
+_WRAPPER_PREFIX = "module."  # of the weights of a model in DataParallel or DistributedDataParallel
 _CORRECT_FIELD = "correct the field, or start from a named size."
 
 
@@ -101,6 +102,9 @@ def load_config(
             hint="use a directory written by `hf-ctxmodels pretrain` or `finetune`, or a Hub id.",
         )
     hint = "use a directory with a config.json, or a Hub id."
+    with suppress(CtxError):
+        if has_config and "model_type" not in read_json(directory / "config.json"):
+            hint = 'add "model_type": "bert", or the type of its family, to config.json.'
     with _wrap_library_errors("No usable model configuration", source, hint):
         return change_config(config_class.from_pretrained(source), changes, source)
 
@@ -286,6 +290,8 @@ def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedT
     hint = "check the name; copy a damaged tokenizer.json again, or train a new one."
     with _wrap_library_errors("The tokenizer cannot be opened", source, hint):
         tokenizer = AutoTokenizer.from_pretrained(source)
+        if type(tokenizer).__name__ == "XLMTokenizer":  # it is slow; the package's has the same ids
+            tokenizer = FAMILIES["xlm"].tokenizer.from_pretrained(source)
         if split_words and tokenizer.is_fast:
             pre_tokenizer = json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"]
             if '"add_prefix_space": false' in json.dumps(pre_tokenizer):
@@ -449,11 +455,13 @@ def _check_encoder(model: PreTrainedModel, report: dict[str, Any], source: str |
         problem = f"{name} is {tuple(file_shape)} in the file and {tuple(config_shape)} by the config.json"
     else:
         problem = f"{len(missing)} of {len(encoder_names)} weights of the encoder are missing, for example {missing[0]}"
-    raise CtxError(
-        f"The weights do not match the configuration: {problem}.",
-        location=str(source),
-        hint="use the model.safetensors and the config.json of the same model.",
-    )
+    hint = "use the model.safetensors and the config.json of the same model."
+    unexpected = report["unexpected_keys"]
+    if unexpected and all(name.startswith(_WRAPPER_PREFIX) for name in unexpected):
+        hint = (
+            f"remove the prefix {_WRAPPER_PREFIX!r} of all names in the file, or save model.module in place of model."
+        )
+    raise CtxError(f"The weights do not match the configuration: {problem}.", location=str(source), hint=hint)
 
 
 def new_model_with_seed(model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int) -> PreTrainedModel:

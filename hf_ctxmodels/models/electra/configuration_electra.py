@@ -65,6 +65,12 @@ class CtxElectraConfig(CtxEncoderConfig):
         "summary_type": ("first",),
     }
 
+    @classmethod
+    def convert_reference_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Remove the relative width that the released generators state as a string: their other fields are the sizes of
+        the generator."""
+        return {name: value for name, value in fields.items() if name != "generator_size"}
+
     def validate_architecture(self) -> None:
         """Also check the generator's fields (called at construction)."""
         super().validate_architecture()

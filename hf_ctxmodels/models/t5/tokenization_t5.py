@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from tokenizers import AddedToken
 
 from hf_ctxmodels.core.constants import SENTINEL_TOKEN
-from hf_ctxmodels.tokenizers.unigram import CtxUnigramTokenizer, Pieces
+from hf_ctxmodels.tokenizers.unigram import CtxUnigramTokenizer, Pieces, read_sentencepiece
 
 NUM_SENTINELS = 100
 
@@ -60,8 +60,23 @@ class CtxT5Tokenizer(CtxUnigramTokenizer):
         super().__init__(vocab, extra_special_tokens=extra, **kwargs)
 
     @classmethod
+    def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
+        """Arguments of `__init__` from files; `extra_ids` sentinels are appended to a SentencePiece model (100 by
+        default, none for mT5)."""
+        arguments = super().convert_to_native_format(**kwargs)
+        number = arguments.pop("extra_ids", None)
+        if kwargs.get("tokenizer_file") is None and number not in (None, NUM_SENTINELS) and arguments.get("vocab"):
+            pieces = read_sentencepiece(kwargs["vocab_file"], lambda pieces: pieces)["vocab"]
+            arguments["vocab"] = _append_sentinels(pieces, number)
+        return arguments
+
+    @classmethod
     def reorder_vocabulary(cls, pieces: Pieces) -> Pieces:
         """Append the sentinels in reverse order, unless the vocabulary has them."""
-        if any(piece == SENTINEL_TOKEN.format(0) for piece, _ in pieces):
-            return pieces
-        return [*pieces, *((SENTINEL_TOKEN.format(number), 0.0) for number in reversed(range(NUM_SENTINELS)))]
+        return _append_sentinels(pieces, NUM_SENTINELS)
+
+
+def _append_sentinels(pieces: Pieces, number: int) -> Pieces:
+    if any(piece == SENTINEL_TOKEN.format(0) for piece, _ in pieces):
+        return pieces
+    return [*pieces, *((SENTINEL_TOKEN.format(index), 0.0) for index in reversed(range(number)))]

@@ -59,6 +59,7 @@ class CtxXLMTokenizer(WordBPETokenizer):
 
     first_tokens = ("<s>", "</s>", "<pad>", "<unk>", *(f"<special{number}>" for number in range(10)))
     reads_unchanged_text = False
+    accepts_counts = True  # released files are fastBPE's
     trained_defaults: ClassVar[dict[str, Any]] = {"word_splitting": "punctuation"}
     defaults: ClassVar[dict[str, Any]] = {
         "bos_token": "<s>",
