@@ -29,6 +29,7 @@ from hf_ctxmodels.data.files import compression_suffix, file_errors, file_info, 
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
 
+_FASTTEXT_MAGIC = (793712314).to_bytes(4, "little")
 _MAX_WORD_LENGTH = 10_000  # bytes
 _MAX_COUNT_DIGITS, _MAX_DIMENSIONS = 15, 100_000
 
@@ -66,7 +67,15 @@ def read_word2vec_binary(path: str | Path) -> WordVectors:
     words: list[str] = []
     rows: list[np.ndarray] = []
     with file_errors(path), open_file(path) as file:
-        count, width = _parse_header(file.readline(1000).decode("utf-8", "replace"), path)
+        header = file.readline(1000)
+        if header.startswith(_FASTTEXT_MAGIC):
+            raise CtxError(
+                "The file is a model of fastText, not a file of word vectors.",
+                location=str(path),
+                hint="use its .vec file, with the format word2vec-text.",
+            )
+        hint = "use the format word2vec-text or glove for a text file."
+        count, width = _parse_header(header.decode("utf-8", "replace"), path, hint)
         info = None if compression_suffix(path) else file_info(path)
         if info is not None and info.size is not None and count * (4 * width + 2) > info.size:
             raise _truncated_error(path, 0, count)
@@ -123,7 +132,9 @@ WRITERS: dict[str, Callable[[WordVectors, str | Path], None]] = {
 }
 
 
-def _parse_header(line: str, path: str | Path) -> tuple[int, int]:
+def _parse_header(
+    line: str, path: str | Path, hint: str = "use the format glove if the file has no such line."
+) -> tuple[int, int]:
     """Number of words and of dimensions."""
     numbers = line.split()
     valid = [
@@ -136,7 +147,7 @@ def _parse_header(line: str, path: str | Path) -> tuple[int, int]:
             "The first line is not the number of words and of dimensions, "
             f"at most {_MAX_DIMENSIONS:,}: {line.strip()[:80]!r}.",
             location=f"{path}, line 1",
-            hint="use the format glove if the file has no such line.",
+            hint=hint,
         )
     return int(numbers[0]), int(numbers[1])
 

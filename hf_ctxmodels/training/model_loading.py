@@ -18,6 +18,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from hf_ctxmodels.architectures.character_models import CharacterPreTrainedModel
 from hf_ctxmodels.architectures.configurations import CtxCharacterConfig
@@ -35,6 +36,8 @@ from hf_ctxmodels.training.checkpoint_files import MANIFEST_FILE, damaged_files,
 from hf_ctxmodels.training.sharded_checkpoints import is_sharded
 
 _COPY_AGAIN = "copy or download the file again, or use the weights of a checkpoint-<step> directory next to it."
+# classes that transformers lacks, or that have no fast tokenizer or no padding token there -> family with the same ids
+_FAMILY_TOKENIZERS = {"ErnieTokenizer": "ernie", "OpenAIGPTTokenizer": "gpt", "XLMTokenizer": "xlm"}
 _WRAPPER_PREFIX = "module."  # of the weights of a model in DataParallel or DistributedDataParallel
 _CORRECT_FIELD = "correct the field, or start from a named size."
 
@@ -289,13 +292,11 @@ def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedT
         )
     hint = "check the name; copy a damaged tokenizer.json again, or train a new one."
     with _wrap_library_errors("The tokenizer cannot be opened", source, hint):
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        if type(tokenizer).__name__ == "XLMTokenizer":  # it is slow; the package's has the same ids
-            tokenizer = FAMILIES["xlm"].tokenizer.from_pretrained(source)
+        tokenizer = _open_tokenizer(source)
         if split_words and tokenizer.is_fast:
             pre_tokenizer = json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"]
             if '"add_prefix_space": false' in json.dumps(pre_tokenizer):
-                tokenizer = AutoTokenizer.from_pretrained(source, add_prefix_space=True)
+                tokenizer = _open_tokenizer(source, add_prefix_space=True)
     if not tokenizer.is_fast:
         raise CtxError(
             f"{type(tokenizer).__name__} has no token offsets.",
@@ -304,7 +305,33 @@ def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedT
         )
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
+    if getattr(tokenizer, "do_lower_case", False) and _has_upper_case(tokenizer):
+        print(
+            f"{source}: the tokenizer lower-cases text, but its vocabulary has upper-case words; if the model is "
+            'cased, write {"do_lower_case": false} to tokenizer_config.json',
+            file=sys.stderr,
+        )
     return tokenizer
+
+
+def _open_tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        class_name = type(tokenizer).__name__
+    except Exception:
+        class_name = get_tokenizer_config(source).get("tokenizer_class")
+        if class_name not in _FAMILY_TOKENIZERS:
+            raise
+    if class_name in _FAMILY_TOKENIZERS:
+        return FAMILIES[_FAMILY_TOKENIZERS[class_name]].tokenizer.from_pretrained(source, **options)
+    return tokenizer
+
+
+def _has_upper_case(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether at least 1% of the tokens, special tokens excluded, have an upper-case letter of ASCII."""
+    tokens = tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens)
+    upper_case = [token for token in tokens if re.search("[A-Z]", token) and not token.startswith("[")]
+    return 100 * len(upper_case) >= len(tokens) > 0
 
 
 def require_single_task(config: PreTrainedConfig, source: str) -> None:

@@ -79,6 +79,7 @@ def test_gensim_round_trip_keeps_counts() -> None:
         ("word2vec-binary", b"2 2\na 1234", "at word 0"),
         ("word2vec-binary", b"1 1\na 1234\nb 5678\n", "specifies 1 words, but the file continues"),
         ("word2vec-binary", b"the 1 2\n", "first line"),
+        ("word2vec-binary", b"\xba\x16O/\x0c\0\0\0" + bytes(99), "a model of fastText"),
         ("word2vec-binary", b"1 2\n\xff\xfe " + np.ones(2, "<f4").tobytes(), "not UTF-8"),
     ],
 )

@@ -109,6 +109,34 @@ def test_mt5_has_no_additional_sentinels(tmp_path: Path) -> None:
     assert len(CtxT5Tokenizer.from_pretrained(tmp_path)) == len(tokenizer) + 7
 
 
+def test_tokenizers_of_commands(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """GPT pads in batches, as in the released code, and a class that transformers lacks is opened."""
+    tokens = ["<unk>", *"cat", *(f"{letter}</w>" for letter in "cat"), "ca", "cat</w>"]
+    gpt, ernie = tmp_path / "gpt", tmp_path / "ernie"
+    for folder, model_type in ((gpt, "openai-gpt"), (ernie, "ernie")):
+        folder.mkdir()
+        write_json(folder, {"config.json": {"model_type": model_type}})
+    write_json(gpt, {"vocab.json": {token: number for number, token in enumerate(tokens)}})
+    (gpt / "merges.txt").write_text("#version: 0.2\nc a\nca t</w>\n")
+    batch = load_tokenizer(gpt)(["cat cat", "cat"], padding=True)
+    assert (batch.input_ids, batch.attention_mask) == ([[8, 8], [8, 0]], [[1, 1], [1, 0]])
+    (ernie / "vocab.txt").write_text("\n".join(WORD_PIECES) + "\n")
+    write_json(ernie, {"tokenizer_config.json": {"tokenizer_class": "ErnieTokenizer", "do_lower_case": True}})
+    assert load_tokenizer(ernie)("A cats").input_ids == [2, 5, 6, 7, 3]
+    assert not capsys.readouterr().err
+
+
+def test_lower_casing_with_cased_vocabulary_warns(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """As for cased models that were published without tokenizer_config.json."""
+    (tmp_path / "vocab.txt").write_text("\n".join([*WORD_PIECES, "A", "Cat"]) + "\n")
+    write_json(tmp_path, {"config.json": {"model_type": "bert"}})
+    load_tokenizer(tmp_path)
+    assert 'write {"do_lower_case": false} to tokenizer_config.json' in capsys.readouterr().err
+    write_json(tmp_path, {"tokenizer_config.json": {"do_lower_case": False}})
+    assert load_tokenizer(tmp_path).tokenize("A Cat") == ["A", "Cat"]
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "fields",
     [
