@@ -48,7 +48,7 @@ from hf_ctxmodels.evaluation import (
     unigram_scorer,
 )
 from hf_ctxmodels.evaluation.cooccurrence_ratios import cooccurrence_probabilities, learned_ratios
-from hf_ctxmodels.evaluation.scoring import load_language_model
+from hf_ctxmodels.evaluation.scoring import PLLMetric, load_language_model
 from hf_ctxmodels.evaluation.sentence_tests import read_labeled_splits, read_rated_splits, read_test_pairs
 from hf_ctxmodels.inference import Predictor, score, score_ensemble
 from hf_ctxmodels.layers.pooling import Pooling
@@ -317,6 +317,11 @@ class PairArguments:
     )
     unigram_text: list[str] = flag(REQUIRED, "Text files for the token frequencies of the unigram baseline.")
     max_pairs: int | None = flag(None, "Use the first N pairs of each file; by default all.")
+    pll_metric: PLLMetric = flag(
+        "original",
+        "Score of masked language models: mask one token at a time, or also the later tokens of its word "
+        "(within_word_l2r, Kauf & Ivanova 2023).",
+    )
     batch_size: int = flag(64, "Sequences per batch; a masked language model needs one per token.")
 
     def __post_init__(self) -> None:
@@ -341,7 +346,7 @@ def pairs() -> None:
     placement.place(model)
     texts = (line for path in arguments.unigram_text for line in read_lines(path))
     unigrams = evaluate_pairs(minimal_pairs, unigram_scorer(tokenizer, texts))
-    score_texts = partial(score, model, tokenizer, batch_size=arguments.batch_size)
+    score_texts = partial(score, model, tokenizer, batch_size=arguments.batch_size, pll_metric=arguments.pll_metric)
     results = evaluate_pairs(minimal_pairs, lambda texts: [text.log_probability for text in score_texts(texts)])
     rows = [(name, result, unigrams[name]) for name, result in results.items()]
     for name, result, unigram in [*rows, ("all", total_result(results.values()), total_result(unigrams.values()))]:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from hf_ctxmodels.architectures.continuations import ContinuationScore
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.devices import to_float64
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_range
+from hf_ctxmodels.core.flags import check_choice, check_range
 from hf_ctxmodels.core.generation import max_input_length
 from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.model import evaluation_mode
@@ -27,7 +27,10 @@ _LANGUAGE_MODELS = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelFo
 
 Sequences = list[dict[str, Any]]
 """Encoded sequences: the tokenizer's outputs; the `targets` of all tokens and, for a causal model, the index `start` of
-the text's first token; or the `position` of a single target."""
+the text's first token; or the `position` of a single target, and the `masked_positions` of further masks."""
+
+PLLMetric = Literal["original", "within_word_l2r"]
+"""What a pseudo-log-likelihood hides in addition to the predicted token: nothing, or the later tokens of its word."""
 
 
 class TextScore(NamedTuple):
@@ -54,7 +57,12 @@ class TokenScore(NamedTuple):
 
 
 def score(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, batch_size: int = 32
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    *,
+    batch_size: int = 32,
+    pll_metric: PLLMetric = "original",
 ) -> list[TextScore]:
     """Score texts independently of each other; a higher score means a more probable text.
 
@@ -75,11 +83,22 @@ def score(
     Args:
         model, tokenizer: A model with a language modeling head, and its tokenizer.
         batch_size: Sequences per batch; a pseudo-log-likelihood needs a sequence for every token.
+        pll_metric: "within_word_l2r" (PLL-word-l2r of Kauf & Ivanova 2023, arXiv 2305.10588) also masks the later
+            tokens of the same word. "original" overestimates words of several tokens, which reveal each other.
 
     Raises:
-        CtxError: The model has no language modeling head, or a text has no token.
+        CtxError: The model has no language modeling head, the metric is unknown or the model has no
+            pseudo-log-likelihood, or a text has no token.
     """
+    check_choice(get_args(PLLMetric), pll_metric=pll_metric)
     scorer = make_scorer(model, tokenizer)
+    if isinstance(scorer, MaskedScorer):
+        scorer.pll_metric = pll_metric
+    elif pll_metric != "original":
+        raise CtxError(
+            f"{pll_metric} is a pseudo-log-likelihood; {type(model).__name__} computes log-likelihoods.",
+            hint="use the default, or a masked language model.",
+        )
     sequences: list[tuple[int, dict[str, Any]]] = []
     for index, text in enumerate(texts):
         text_sequences = list(scorer.encode(text))
@@ -416,15 +435,28 @@ class _CausalScorer(_Scorer):
 
 
 class MaskedScorer(_Scorer):
-    """Predicts every token from all other tokens, with a mask token at its position."""
+    """Predicts every token from all other tokens, with a mask token at its position; see `PLLMetric`."""
 
     kind = "pseudo-log-likelihood"
+    pll_metric: PLLMetric = "original"
 
     def encode(self, text: str) -> Iterable[dict[str, Any]]:
         """A sequence for each token that is not special, with its `position`."""
         encoded = self.tokenizer(text, return_special_tokens_mask=True, verbose=False)
         positions = [index for index, is_special in enumerate(encoded["special_tokens_mask"]) if not is_special]
-        return [{**encoded, "position": position} for position in positions]
+        if self.pll_metric == "original":
+            return [{**encoded, "position": position} for position in positions]
+        words = encoded.word_ids()
+        return [
+            {
+                **encoded,
+                "position": position,
+                "masked_positions": [
+                    later for later in positions if later > position and words[later] == words[position]
+                ],
+            }
+            for position in positions
+        ]
 
     def predict(self, sequences: Sequences) -> _Predictions:
         """The prediction of the token at the `position` of each sequence."""
@@ -432,6 +464,12 @@ class MaskedScorer(_Scorer):
         first_tokens = inputs["attention_mask"].int().argmax(1)
         positions = torch.tensor([sequence["position"] for sequence in sequences], device=first_tokens.device)[:, None]
         columns = first_tokens[:, None] + positions
+        masked = [
+            (row, later) for row, sequence in enumerate(sequences) for later in sequence.get("masked_positions", ())
+        ]
+        if masked:
+            rows, later_positions = torch.tensor(masked, device=first_tokens.device).T
+            inputs["input_ids"][rows, first_tokens[rows] + later_positions] = self.tokenizer.mask_token_id
         return _Predictions(self.target_logits(inputs, columns), inputs["input_ids"].gather(1, columns), positions)
 
     def target_logits(self, inputs: dict[str, Tensor], columns: Tensor) -> Tensor:

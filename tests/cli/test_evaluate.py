@@ -263,7 +263,11 @@ def test_evaluate_pairs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     infersent = FAMILIES["infersent"]
     tokenizer = infersent.tokenizer.train(TEXTS * 5, vocab_size=50)
     encoder = Case(infersent, "AutoModel").model(vocab_size=len(tokenizer))
+    gpt2_tokenizer = FAMILIES["gpt2"].tokenizer.train(TEXTS * 5, vocab_size=300)
+    gpt2 = Case(FAMILIES["gpt2"], "AutoModelForCausalLM").model(vocab_size=len(gpt2_tokenizer))
+    causal = {"model": save(tmp_path / "gpt2", gpt2, gpt2_tokenizer), "pll_metric": "within_word_l2r"}
     for overrides, message in (
+        (causal, "CtxGpt2ForCausalLM computes log-likelihoods"),
         ({"pairs": tmp_path / "incomplete.jsonl"}, "incomplete.jsonl:1"),
         ({"unigram_text": [tmp_path / "text.txt", tmp_path / "blank.txt"]}, "--unigram_text"),
         ({"model": save(tmp_path / "encoder", encoder, tokenizer)}, "'infersent' has no language model"),

@@ -119,6 +119,48 @@ def test_masked_lm_scores(family: str) -> None:
         assert_scores(model, tokenizer, token_log_probs, 7)
 
 
+@pytest.mark.parametrize("family", [*MASKED_FAMILIES, "xlnet"])
+def test_later_tokens_of_a_word_are_hidden(family: str) -> None:
+    """The words of the text are separated by spaces."""
+    model, tokenizer = make_model(family, "AutoModelForCausalLM" if family == "xlnet" else "AutoModelForMaskedLM")
+    text = "the gardenletters saw nobodybridge"
+    encoded = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)
+    word_of_token = [
+        -1 if is_special else text[:start].count(" ")
+        for (start, _), is_special in zip(encoded["offset_mapping"], encoded["special_tokens_mask"], strict=True)
+    ]
+    positions = [position for position, word in enumerate(word_of_token) if word >= 0]
+    assert len(positions) > len(text.split()) + 2
+    expected = 0.0
+    for position in positions:
+        ids = torch.tensor([encoded["input_ids"]])
+        hidden = [later for later in positions if later >= position and word_of_token[later] == word_of_token[position]]
+        inputs: dict[str, Any] = {"attention_mask": torch.ones_like(ids)}
+        if family == "xlnet":
+            target = torch.zeros(1, 1, len(ids[0]))
+            target[..., position] = 1
+            inputs |= {"perm_mask": torch.zeros(1, len(ids[0]), len(ids[0])), "target_mapping": target}
+            inputs["perm_mask"][..., hidden] = 1
+            inputs["token_type_ids"] = torch.tensor([encoded["token_type_ids"]])
+        logits = model(ids.index_fill(1, torch.tensor(hidden), tokenizer.mask_token_id), **inputs).logits
+        expected += log_probability(logits[0, 0 if family == "xlnet" else position], int(ids[0, position]))
+    [result] = score(model, tokenizer, [text], pll_metric="within_word_l2r")
+    assert result.log_probability == pytest.approx(expected, abs=1e-4)
+    assert result.predictions == len(positions)
+    assert abs(score(model, tokenizer, [text])[0].log_probability - expected) > 1e-3
+    batch = score(model, tokenizer, [*TEXTS, text], pll_metric="within_word_l2r", batch_size=5)
+    assert batch[-1].log_probability == pytest.approx(expected, abs=1e-4)
+
+
+def test_unknown_and_unsupported_pll_metrics_raise() -> None:
+    model, tokenizer = make_model("bert", "AutoModelForMaskedLM")
+    with pytest.raises(CtxError, match="pll_metric"):
+        score(model, tokenizer, TEXTS, pll_metric="word")  # type: ignore[arg-type]
+    model, tokenizer = make_model("gpt2", "AutoModelForCausalLM")
+    with pytest.raises(CtxError, match="computes log-likelihoods"):
+        score(model, tokenizer, TEXTS, pll_metric="within_word_l2r")
+
+
 def test_originality_scores() -> None:
     """ELECTRA's discriminator, each text without padding."""
     model, tokenizer = make_model("electra", "AutoModelForPreTraining")
