@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from transformers import AddedToken, BatchEncoding
+from transformers.utils import to_py_obj
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.tokenizers.composed_offsets import complete_offsets, encoded_sequences
@@ -194,11 +195,12 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **kwargs: Any) -> Any:
         """Decode (words, characters) ids of one text or a batch, or vocabulary ids, to words joined by spaces."""
-        token_ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
-        first: Any = token_ids[0] if hasattr(token_ids, "__len__") and len(token_ids) else 0
-        if not hasattr(first, "__len__"):
+        token_ids = to_py_obj(token_ids)
+        first: Any = token_ids[0] if isinstance(token_ids, list | tuple) and token_ids else 0
+        if not isinstance(first, list | tuple):
             return super().decode(token_ids, skip_special_tokens=skip_special_tokens, **kwargs)
-        if len(first) and hasattr(first[0], "__len__"):
+        first_element = next((row[0] for row in token_ids if row), [])  # a text of a batch may be empty
+        if isinstance(first_element, list | tuple):
             return [self.decode(row, skip_special_tokens, **kwargs) for row in token_ids]
         skipped = self.all_special_tokens if skip_special_tokens else []
         return " ".join(word for word in self.character_ids_to_words(token_ids) if word not in skipped)
@@ -247,7 +249,8 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
             names = encoded_inputs[0].keys()
             encoded_inputs = {name: [example[name] for example in encoded_inputs] for name in names}
         ids = encoded_inputs[self.model_input_names[0]]
-        if not len(ids) or not isinstance(ids[0][0], int | np.integer):
+        first_element = next((row[0] for row in ids if len(row)), [])  # a text of a batch may be empty
+        if not isinstance(first_element, int | np.integer):
             return super().pad(encoded_inputs, *arguments, **kwargs)
         batch = super().pad({name: [value] for name, value in encoded_inputs.items()}, *arguments, **kwargs)
         return BatchEncoding({name: value[0] for name, value in batch.items()})

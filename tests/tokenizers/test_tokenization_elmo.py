@@ -80,6 +80,8 @@ def test_pad_and_long_words(tokenizer: CtxElmoTokenizer) -> None:
     longer = tokenizer.pad(tokenizer("The cat"), padding="max_length", max_length=7)
     assert [len(longer[name]) for name in ("input_ids", "attention_mask")] == [7, 7]
     assert longer["input_ids"][-1] == [0] * 50
+    empty_first = tokenizer.pad(tokenizer(["", "The cat"], add_special_tokens=False))
+    assert empty_first.input_ids == [[[0] * 50] * 2, tokenizer("The cat", add_special_tokens=False).input_ids]
 
 
 def test_vocabulary_ids_and_unknown_words(tokenizer: CtxElmoTokenizer) -> None:
@@ -106,6 +108,8 @@ def test_decoding(tokenizer: CtxElmoTokenizer) -> None:
     texts = ["The na\u00efve cat , it sat .", "Zw\u00f6lf !", "A mat"]
     assert tokenizer.batch_decode(ids, skip_special_tokens=True) == texts
     assert tokenizer.decode(tokenizer.convert_tokens_to_ids(["the", "cat"])) == "the cat"
+    assert tokenizer.batch_decode(tokenizer(["", "A mat"], add_special_tokens=False).input_ids) == ["", "A mat"]
+    assert tokenizer.batch_decode([[], []]) == ["", ""]
 
 
 class TestLanguages:
