@@ -78,6 +78,8 @@ def test_languages(tagged: CtxXLMTokenizer, tmp_path: Path) -> None:
     assert (loaded.languages, loaded.token_counts) == (["de", "fr"], tagged.token_counts)
     padded = loaded(["boat", "a small boat"], padding=True, return_tensors="pt")
     assert padded["langs"].tolist() == [[1] * padded["input_ids"].shape[1]] * 2
+    arrays = loaded(["boat", "a small boat"], padding=True, return_tensors="np")
+    assert arrays["langs"].tolist() == padded["langs"].tolist()
     padded_later = loaded.pad([loaded("boat"), loaded("a small boat")], return_tensors="pt")
     assert padded_later["langs"].tolist() == padded["langs"].tolist()
     assert loaded("boat", language="de").langs[0] == 0

@@ -371,7 +371,9 @@ def _mask_unlisted(ids: Any, vocab_size: int, unk_token_id: int) -> Any:
 
 
 def _fill_like(ids: Any, value: int) -> Any:
-    """A tensor or nested list of the shape of `ids`, filled with `value`."""
+    """A tensor, array or nested list of the shape of `ids`, filled with `value`."""
     if isinstance(ids, torch.Tensor):
         return torch.full_like(ids, value)
+    if isinstance(ids, np.ndarray):
+        return np.full_like(ids, value)
     return [_fill_like(element, value) for element in ids] if isinstance(ids, list) else value
