@@ -154,9 +154,9 @@ def _check_saved_class(cls: type, fields: Any, location: str) -> None:
         )
 
 
-def make_mask_token(token: str | AddedToken) -> AddedToken:
-    """A mask token that includes the space before it, as words do; an `AddedToken` is returned unchanged."""
-    return token if isinstance(token, AddedToken) else AddedToken(token, lstrip=True, special=True)
+def make_mask_token(token: str | AddedToken | None) -> AddedToken | None:
+    """A mask token that includes the space before it, as words do; an `AddedToken` or None is returned unchanged."""
+    return AddedToken(token, lstrip=True, special=True) if isinstance(token, str) else token
 
 
 def check_special_tokens(

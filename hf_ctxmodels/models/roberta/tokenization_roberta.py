@@ -32,10 +32,22 @@ class CtxRobertaTokenizer(CtxByteBPETokenizer):
         "pad_token": "<pad>",
     }
 
-    def __init__(self, *args: Any, mask_token: str | AddedToken = "<mask>", **kwargs: Any) -> None:
+    def __init__(self, *args: Any, mask_token: str | AddedToken | None = "<mask>", **kwargs: Any) -> None:
         super().__init__(*args, mask_token=make_mask_token(mask_token), **kwargs)
 
     def build_post_processor(self, add_prefix_space: bool) -> processors.PostProcessor:
-        """The template <s> A </s> and <s> A </s></s> B </s>, with a single segment."""
-        sep, cls = ((str(token), self.convert_tokens_to_ids(str(token))) for token in (self.sep_token, self.cls_token))
-        return processors.RobertaProcessing(sep, cls, self.trim_offsets, add_prefix_space)
+        """The template <s> A </s> and <s> A </s></s> B </s>, with a single segment, without tokens that are None."""
+        sep, cls = (
+            None if token is None else (str(token), self.convert_tokens_to_ids(str(token)))
+            for token in (self.sep_token, self.cls_token)
+        )
+        if sep is not None and cls is not None:
+            return processors.RobertaProcessing(sep, cls, self.trim_offsets, add_prefix_space)
+        first = "" if cls is None else f"{cls[0]}:0 "
+        last = "" if sep is None else f" {sep[0]}:0"
+        template = processors.TemplateProcessing(
+            single=f"{first}$A:0{last}",
+            pair=f"{first}$A:0{last}{last} $B:0{last}",
+            special_tokens=[token for token in (sep, cls) if token is not None],
+        )
+        return processors.Sequence([super().build_post_processor(add_prefix_space), template])

@@ -39,7 +39,7 @@ class CtxXLMRobertaTokenizer(CtxUnigramTokenizer):
         "cls_token": "<s>",
     }
 
-    def __init__(self, *args: Any, mask_token: str | AddedToken = "<mask>", **kwargs: Any) -> None:
+    def __init__(self, *args: Any, mask_token: str | AddedToken | None = "<mask>", **kwargs: Any) -> None:
         super().__init__(*args, mask_token=make_mask_token(mask_token), **kwargs)
 
     @classmethod

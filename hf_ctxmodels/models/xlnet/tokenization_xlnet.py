@@ -46,7 +46,7 @@ class CtxXLNetTokenizer(CtxUnigramTokenizer):
     def __init__(
         self,
         *args: Any,
-        mask_token: str | AddedToken = "<mask>",
+        mask_token: str | AddedToken | None = "<mask>",
         extra_special_tokens: Sequence[str | AddedToken] | None = None,
         additional_special_tokens: Sequence[str | AddedToken] | None = None,
         **kwargs: Any,
