@@ -100,13 +100,20 @@ class CtxWordTokenizer(ComposingTokenizer):
 
         Raises:
             CtxError: There is no text, an option is out of range, no word reaches `min_count`, `vocab_size` is too
-                small, or `pretrained_embeddings` has no word tokenizer.
+                small, or `pretrained_embeddings` has no word tokenizer that splits text in the same way.
         """
         check_range({"min_count": min_count, "model_max_length": model_max_length}, at_least=1)
         if pretrained_embeddings:
             source = load_pretrained(AutoTokenizer, pretrained_embeddings, "the tokenizer of the word embeddings")
             if not isinstance(source, CtxWordTokenizer):
                 raise CtxError(f"{type(source).__name__} is not a word tokenizer.", location=pretrained_embeddings)
+            if isinstance(source, CtxReversibleWordTokenizer) != issubclass(cls, CtxReversibleWordTokenizer):
+                raise CtxError(
+                    f"{cls.__name__} and {type(source).__name__} split text differently: the tokens of only one of them "
+                    "mark white space.",
+                    location=pretrained_embeddings,
+                    hint="train the tokenizer without pretrained_embeddings.",
+                )
             return cls(
                 vocab={word: number for number, word in enumerate(source.words)},
                 counts=source.counts,
@@ -200,7 +207,8 @@ def build_reversible_backend(vocab: dict[str, int], lower_case: bool, split_punc
 class CtxReversibleWordTokenizer(CtxWordTokenizer):
     """Splits text reversibly into words; each text ends with [EOS]. For families that generate text.
 
-    Words after white space begin with U+2581. See `CtxWordTokenizer` for arguments, training and errors.
+    Words after white space begin with U+2581. See `CtxWordTokenizer` for arguments, training and errors. The words of
+    `treebank_words` are not reversible (CtxError).
 
     Example:
         >>> tokenizer = CtxReversibleWordTokenizer.train(["a cat, a dog."], vocab_size=20, min_count=1)
@@ -211,6 +219,13 @@ class CtxReversibleWordTokenizer(CtxWordTokenizer):
     special_tokens: ClassVar[tuple[str, ...]] = (*SPECIAL_TOKENS, "[EOS]")
     defaults: ClassVar[dict[str, Any]] = {**CtxWordTokenizer.defaults, "eos_token": "[EOS]"}
     templates = ("$A:0 {eos}:0", "$A:0 {eos}:0 $B:1 {eos}:1")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("treebank_words"):
+            raise CtxError(
+                f"{type(self).__name__} splits text reversibly, but treebank_words=True.", hint="omit treebank_words."
+            )
+        super().__init__(*args, **kwargs)
 
     @classmethod
     def _backend(cls, vocab: dict[str, int], unk_token: str, lower_case: bool, split_punctuation: bool) -> Tokenizer:

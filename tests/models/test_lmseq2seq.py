@@ -104,8 +104,10 @@ class TestPair:
     def test_tokenizer_has_both_vocabularies(self, pair: dict[str, Path], tmp_path: Path) -> None:
         pairs = (f"{source}\t{target}" for source, target in zip(*TEXTS.values(), strict=True))
         folders = {f"{language}_model": str(folder) for language, folder in pair.items()}
-        CtxLmSeq2SeqTokenizer.train(pairs, 99, **folders).save_pretrained(tmp_path / "words")
+        trained = CtxLmSeq2SeqTokenizer.train(pairs, 99, model_max_length=77, **folders)
+        trained.save_pretrained(tmp_path / "words")
         tokenizer = CtxLmSeq2SeqTokenizer.from_pretrained(tmp_path / "words")
+        assert tokenizer.model_max_length == 77
         source, target = (CtxSeqaeTokenizer.from_pretrained(folder) for folder in pair.values())
         assert tokenizer("The dog sat.").input_ids == source("The dog sat.").input_ids
         ids = tokenizer(text_target="der Hund saß!").input_ids
@@ -135,6 +137,9 @@ class TestPair:
             CtxLmSeq2SeqTokenizer.from_pretrained_pair(tmp_path / "other", pair["target"])
         with pytest.raises(CtxError, match="pass both"):
             CtxLmSeq2SeqTokenizer.train(["a"], 9, source_model=str(pair["source"]))
+        folders = {f"{language}_model": str(folder) for language, folder in pair.items()}
+        with pytest.raises(CtxError, match="min_count: the vocabularies and rules of the language models are used"):
+            CtxLmSeq2SeqTokenizer.train(["a"], 9, min_count=1, **folders)
 
 
 class TestLanguageModels:

@@ -45,6 +45,15 @@ def test_invalid_vocabularies() -> None:
         CtxWordTokenizer(vocab={"[PAD]": 0, "[UNK]": 1, "a": 2, "b": 3}, counts=[1, 2, 3])
 
 
+def test_reversible_tokenizer_rejects_other_words(tmp_path: Path) -> None:
+    """Words of the Penn Treebank, and those of other word embeddings, have no mark of white space."""
+    with pytest.raises(CtxError, match="treebank_words=True"):
+        CtxReversibleWordTokenizer.train(["a cat"], 20, min_count=1, treebank_words=True)
+    CtxWord2VecTokenizer.train(["a cat"], 20, min_count=1).save_pretrained(tmp_path)
+    with pytest.raises(CtxError, match="split text differently"):
+        CtxReversibleWordTokenizer.train(["a cat"], 20, pretrained_embeddings=str(tmp_path))
+
+
 def test_reversible_tokenizer(tmp_path: Path) -> None:
     """`decode` restores white space, offsets exclude it, and texts end with [EOS]."""
     text = "The T-shirt, it's (torn)!"

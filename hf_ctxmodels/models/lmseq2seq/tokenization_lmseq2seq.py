@@ -27,11 +27,14 @@ class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxReversibleWordTokenizer)
     ) -> Self:
         """Learn both vocabularies, see `CtxTranslationTokenizer.train`, or take them from two language models.
 
+        With language models, `vocab_size` is ignored, and `model_max_length` is the only other option.
+
         Args:
             source_model, target_model: Directories or Hub ids of the language models, both or neither.
 
         Raises:
-            CtxError: As in `CtxTranslationTokenizer.train`; or a language model is missing or has another tokenizer.
+            CtxError: As in `CtxTranslationTokenizer.train`; or a language model is missing or has another tokenizer, or
+                an option is not supported with language models.
         """
         if not source_model and not target_model:
             return super().train(texts, vocab_size, **kwargs)
@@ -40,7 +43,13 @@ class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxReversibleWordTokenizer)
                 f"source_model={source_model!r}, target_model={target_model!r}: one of them is missing.",
                 hint="pass both, or neither.",
             )
-        return cls.from_pretrained_pair(source_model, target_model)
+        if unused := [name for name in kwargs if name != "model_max_length"]:
+            raise CtxError(
+                f"{', '.join(unused)}: the vocabularies and rules of the language models are used.",
+                location=f"source_model={source_model!r}, target_model={target_model!r}",
+                hint="omit these options, or the language models.",
+            )
+        return cls.from_pretrained_pair(source_model, target_model, **kwargs)
 
     @classmethod
     def from_pretrained_pair(cls, source: str | PathLike[str], target: str | PathLike[str], **kwargs: Any) -> Self:
