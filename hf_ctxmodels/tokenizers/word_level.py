@@ -109,8 +109,8 @@ class CtxWordTokenizer(ComposingTokenizer):
                 raise CtxError(f"{type(source).__name__} is not a word tokenizer.", location=pretrained_embeddings)
             if isinstance(source, CtxReversibleWordTokenizer) != issubclass(cls, CtxReversibleWordTokenizer):
                 raise CtxError(
-                    f"{cls.__name__} and {type(source).__name__} split text differently: the tokens of only one of them "
-                    "mark white space.",
+                    f"{cls.__name__} and {type(source).__name__} split text differently: only the tokens of one of the "
+                    "two mark white space.",
                     location=pretrained_embeddings,
                     hint="train the tokenizer without pretrained_embeddings.",
                 )
