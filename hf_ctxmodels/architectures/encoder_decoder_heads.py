@@ -59,7 +59,8 @@ class EncoderDecoderHeadModel(HeadModel):
             return super().encode(attention_mask=attention_mask, **inputs)
         tokens: Any = embeddings if ids is None else ids
         is_padding_mask = isinstance(attention_mask, Tensor) and attention_mask.shape == tokens.shape[:2]
-        columns = self._end_token_columns(tokens, ids, attention_mask if is_padding_mask else None)
+        token_mask = build_token_mask(tokens, attention_mask if is_padding_mask else None, inputs.get("sequence_ids"))
+        columns = self._end_token_columns(ids, token_mask)
         needs_all_states = (
             needs_static_sizes(tokens)
             or self.layer_mix is not None
@@ -76,9 +77,8 @@ class EncoderDecoderHeadModel(HeadModel):
         outputs.pooler_output = states_at(states, columns) if output_mask is None else states
         return outputs
 
-    def _end_token_columns(self, tokens: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:
+    def _end_token_columns(self, input_ids: Tensor | None, token_mask: Tensor) -> Tensor:
         """(batch,) column of the last end token, or of the last token in rows without an end token."""
-        token_mask = build_token_mask(tokens, attention_mask)
         end_ids = self.config.eos_token_id
         if input_ids is None or end_ids is None:
             return on_host(lambda mask: last_token_columns(mask, mask), token_mask)

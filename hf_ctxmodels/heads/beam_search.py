@@ -15,7 +15,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host
 from hf_ctxmodels.core.inputs import check_tensors
 from hf_ctxmodels.heads.base import HeadModel, ItemCounts, mean_over_targets, validate_sequence_targets
-from hf_ctxmodels.heads.downstream import position_loss
+from hf_ctxmodels.heads.downstream import padding_of_inputs, position_loss
 from hf_ctxmodels.layers.pooling import last_token_columns, states_at
 
 
@@ -140,7 +140,7 @@ class ForBeamSearchQuestionAnswering(HeadModel):
             **kwargs,
         )
         states = outputs.last_hidden_state
-        excluded = None if attention_mask is None else on_host(lambda mask: mask == 0, attention_mask)
+        excluded = padding = padding_of_inputs(attention_mask, kwargs.get("sequence_ids"))
         if p_mask is not None:
             check_tensors(p_mask=p_mask)
             if p_mask.shape != states.shape[:2]:
@@ -148,7 +148,7 @@ class ForBeamSearchQuestionAnswering(HeadModel):
             is_masked = on_host(lambda mask: mask != 0, p_mask)
             excluded = is_masked if excluded is None else on_host(torch.logical_or, excluded, is_masked)
         if cls_index is None:
-            cls_index = last_token_columns(states, None if attention_mask is None else attention_mask != 0)
+            cls_index = last_token_columns(states, None if padding is None else ~padding)
         else:
             cls_index = validate_sequence_targets(cls_index, "cls_index", len(states))
             _check_below(states.shape[1], cls_index, "cls_index")

@@ -18,7 +18,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host
-from hf_ctxmodels.core.inputs import check_tensors, padding_mask_or_none
+from hf_ctxmodels.core.inputs import check_tensors, nonzero_in_all, padding_mask_or_none
 from hf_ctxmodels.heads.answer_network import AnswerNetwork
 from hf_ctxmodels.heads.base import (
     HeadModel,
@@ -115,7 +115,8 @@ class ForSequenceClassification(HeadModel):
             **kwargs,
         )
         if isinstance(self.classifier, AnswerNetwork):
-            logits = self.classifier(outputs.last_hidden_state, attention_mask, token_type_ids)
+            token_mask = nonzero_in_all(attention_mask, kwargs.get("sequence_ids"))
+            logits = self.classifier(outputs.last_hidden_state, token_mask, token_type_ids)
         else:
             logits = self.classifier(self.dropout(outputs.pooler_output))
         loss = None
@@ -181,7 +182,7 @@ def encode_text_pair(
         outputs = HeadModel.encode(head, attention_mask=attention_mask, **arguments, **kwargs)
         return outputs, outputs.pooler_output, outputs.pooler_output
     is_second = on_host(lambda types: types != 0, token_type_ids)
-    masks = text_masks(build_token_mask(inputs, attention_mask), is_second)
+    masks = text_masks(build_token_mask(inputs, attention_mask, sequence_ids), is_second)
     stacked_arguments = {
         name: None if tensor is None else on_host(lambda rows: torch.cat([rows, rows]), tensor)
         for name, tensor in arguments.items()
@@ -336,9 +337,7 @@ class ForQuestionAnswering(HeadModel):
         start_logits, end_logits = logits[..., 0].contiguous(), logits[..., 1].contiguous()
         loss = None
         if start_positions is not None and end_positions is not None:
-            padding = padding_mask_or_none(attention_mask)
-            if padding is not None:
-                padding = on_host(lambda mask: mask == 0, padding)
+            padding = padding_of_inputs(attention_mask, kwargs.get("sequence_ids"))
             start_loss = position_loss(start_logits, start_positions, padding, "start_positions", num_items_in_batch)
             end_loss = position_loss(end_logits, end_positions, padding, "end_positions", num_items_in_batch)
             loss = (start_loss + end_loss) / 2
@@ -449,6 +448,13 @@ def _check_not_excluded(targets: Tensor, excluded: Tensor, name: str, reason: st
     if bool(misplaced.any()):
         row = int(misplaced.nonzero()[0])
         raise CtxError(f"{name}[{row}] is {int(targets[row])}, which is excluded: {reason}.")
+
+
+def padding_of_inputs(attention_mask: Any, sequence_ids: Tensor | None) -> Tensor | None:
+    """(batch, length) bool, True at padding; None without a mask of this shape. Arguments as in the encoder's
+    forward."""
+    token_mask = nonzero_in_all(padding_mask_or_none(attention_mask), sequence_ids)
+    return None if token_mask is None else on_host(torch.logical_not, token_mask)
 
 
 def position_loss(

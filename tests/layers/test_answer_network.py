@@ -79,7 +79,9 @@ def test_bert_classifier_with_answer_network(tmp_path) -> None:
     assert torch.equal(loaded(**pair).logits, model(**pair).logits)
     assert getattr(model.bert, "pooler", None) is None
     padded = {name: nn.functional.pad(value, (0, 3)) for name, value in pair.items()}
-    assert_close(loaded(**padded, attention_mask=(padded["input_ids"] != 0).long()).logits, model(**pair).logits)
+    mask = (padded["input_ids"] != 0).long()
+    for name in ("attention_mask", "sequence_ids"):
+        assert_close(loaded(**padded, **{name: mask}).logits, model(**pair).logits, name)
     with pytest.raises(CtxError, match="compares two texts"):
         model(ids)
     with pytest.raises(CtxError, match="one of several classes"):

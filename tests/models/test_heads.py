@@ -1,13 +1,26 @@
 """Heads: pretraining with several tasks, choices, next-sentence targets, problem types."""
 
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
-from zoo import CASES, HEADS, Case, as_subtests, assert_close, make_batch, make_targets
+from zoo import (
+    CASES,
+    FIRST_WORD,
+    HEADS,
+    Case,
+    as_subtests,
+    assert_close,
+    assert_same_outputs,
+    labeled_batch,
+    make_batch,
+    make_targets,
+    tiny_config,
+)
 
-from hf_ctxmodels import CtxError
+from hf_ctxmodels import CtxError, CtxXLMForBeamSearchQuestionAnswering, CtxXLNetForQuestionAnswering
 from hf_ctxmodels.heads import next_token_targets
 from hf_ctxmodels.registry import FAMILIES
 
@@ -49,6 +62,45 @@ def test_padding_choices_are_excluded(case: Case) -> None:
         model(**batch | {"attention_mask": mask})
     input_ids = batch.pop("input_ids")
     assert_close(model(**batch, inputs_embeds=model.get_input_embeddings()(input_ids)).logits, logits)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@as_subtests([case for case in HEADS if not (case.has_choices or case.is_seq2seq)])
+def test_padding_of_sequence_ids(case: Case, side: str) -> None:
+    """`sequence_ids` of 0 are padding, like an `attention_mask` of 0: in pooling, in the softmax over positions and in
+    losses."""
+    batch = labeled_batch(case, side=side)
+    for name in batch.keys() - {"input_ids", "attention_mask", "position_ids", *case.targets}:
+        del batch[name]
+    model = case.model()
+    with torch.no_grad():
+        torch.manual_seed(0)
+        expected = model(**batch)
+        mask = batch.pop("attention_mask")
+        torch.manual_seed(0)
+        if case.family.name == "word2vec" and case.trains_static_embeddings:
+            with pytest.raises(CtxError, match="window"):
+                model(**batch, sequence_ids=mask)
+            return
+        assert_same_outputs(model(**batch, sequence_ids=mask), expected, mask)
+        if case.accepts_inputs_embeds and not (case.has_generator or case.trains_static_embeddings):
+            embeddings = case.embed_ids(model, batch.pop("input_ids"))
+            expected = model(**batch, inputs_embeds=embeddings, attention_mask=mask)
+            assert_same_outputs(model(**batch, inputs_embeds=embeddings, sequence_ids=mask), expected, mask)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("family", "model_class"),
+    [("xlm", CtxXLMForBeamSearchQuestionAnswering), ("xlnet", CtxXLNetForQuestionAnswering)],
+)
+def test_padding_of_sequence_ids_in_beam_search(family: str, model_class: Any) -> None:
+    model = model_class(tiny_config(FAMILIES[family], start_n_top=2, end_n_top=2)).eval()
+    ids = torch.arange(FIRST_WORD, FIRST_WORD + 16).view(2, 8)
+    mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
+    expected, actual = model(ids, attention_mask=mask), model(ids, sequence_ids=mask)
+    assert torch.equal(actual.start_top_index, expected.start_top_index)
+    assert_same_outputs(actual, expected)
 
 
 @as_subtests([case for case in HEADS if case.auto_name.endswith(("Classification", "QuestionAnswering"))])

@@ -147,7 +147,7 @@ class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
         if labels is not None:
             labels = heads.validate_targets(labels, "labels", logits.shape)
             heads.check_classes(labels, 2, "labels")
-            labels = ignore_padding(labels, padding_mask_or_none(attention_mask))
+            labels = ignore_padding(labels, padding_mask_or_none(attention_mask), sequence_ids)
             target_logits, replaced = select_true(logits, mask_of_targets(labels)), labeled_targets(labels) == 1
             loss = mean_over_targets(detection_loss(target_logits, replaced), labels, "labels", num_items_in_batch)
             metrics = detection_counts(target_logits.detach(), replaced)

@@ -108,6 +108,8 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
             Skip-gram predicts a target once from each context word. Logits, (batch, length, vocabulary), are scores of
             each word given the context; None with hierarchical softmax.
         """
+        if kwargs.get("sequence_ids") is not None:
+            raise CtxError("A window of words may extend over several sequences.", hint="pass one sequence per row.")
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
         check_tensors(windows=windows, negatives=negatives, paths=paths, codes=codes)
         output_mask = None if labels is None else mask_of_targets(labels)

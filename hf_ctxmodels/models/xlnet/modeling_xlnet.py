@@ -329,7 +329,8 @@ class CtxXLNetHeadModel(heads.HeadModel, CtxXLNetPreTrainedModel):
         outputs = super().encode(attention_mask=attention_mask, **{"use_mems": False, **inputs})
         if self.uses_pooler:
             states = outputs.last_hidden_state
-            outputs.pooler_output = self.summary(states, build_token_mask(states, attention_mask))
+            token_mask = build_token_mask(states, attention_mask, inputs.get("sequence_ids"))
+            outputs.pooler_output = self.summary(states, token_mask)
         return outputs
 
     def encoder_fields(self, outputs: Any) -> dict[str, Any]:
