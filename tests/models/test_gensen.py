@@ -19,6 +19,25 @@ def build_model(**overrides: object) -> CtxGenSenForPreTraining:
 
 
 @torch.no_grad()
+def test_source_is_first_text() -> None:
+    """In `forward`, and in `generate`, which encodes the source by `get_encoder`."""
+    model, batch = build_model(), make_batch(HEAD, lengths=(8, 8))
+    steps = batch.pop("decoder_input_ids")
+    first = {name: value[:, :4] if value.dim() > 1 else value for name, value in batch.items()}
+    assert batch["token_type_ids"][0].tolist() == [0] * 4 + [1] * 4
+    expected = model(**first, decoder_input_ids=steps).logits
+    torch.testing.assert_close(model(**batch, decoder_input_ids=steps).logits, expected)
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    encoder_outputs = model.get_encoder()(**{name: batch[name] for name in names})
+    languages = batch["target_languages"]
+    actual = model(encoder_outputs=encoder_outputs, decoder_input_ids=steps, target_languages=languages).logits
+    torch.testing.assert_close(actual, expected)
+    options = {"max_new_tokens": 4, "eos_token_id": None, "num_beams": 2, "return_dict_in_generate": True}
+    outputs, expected_outputs = (model.generate(**inputs, **options, output_scores=True) for inputs in (batch, first))
+    torch.testing.assert_close(outputs.scores, expected_outputs.scores)
+
+
+@torch.no_grad()
 def test_embedding_concatenates_final_states() -> None:
     model, batch = BASE.model(num_hidden_layers=2), make_batch(BASE, side="left")
     embeddings = model(**batch).pooler_output

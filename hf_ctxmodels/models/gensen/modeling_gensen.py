@@ -19,7 +19,7 @@ from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.common import RecurrentDecoderOutput
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import LinearLayers, linear
-from hf_ctxmodels.layers.pooling import pair_features
+from hf_ctxmodels.layers.pooling import build_token_mask, pair_features, text_masks
 from hf_ctxmodels.layers.recurrent.decoders import ConditionalDecoder
 from hf_ctxmodels.layers.recurrent.rnn import GRU
 from hf_ctxmodels.models.gensen.configuration_gensen import CtxGenSenConfig
@@ -71,6 +71,30 @@ class CtxGenSenForPreTrainingOutput(heads.ConditionalGenerationOutput):
     metrics: dict[str, Tensor] | None = None
 
 
+class FirstTextEncoder(nn.Module):
+    """Encodes the first text of an example, the source of the decoders."""
+
+    def __init__(self, encoder: CtxGenSenModel) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPooling:
+        """Encode a batch; arguments as in the encoder's forward, `token_type_ids` as in `CtxGenSenForPreTraining`."""
+        aligned = {"token_type_ids": token_type_ids}
+        tokens = self.encoder.check_input_of_any_length(input_ids, inputs_embeds, attention_mask, **aligned)
+        if token_type_ids is not None:
+            is_second = on_host(lambda types: types != 0, token_type_ids)
+            attention_mask = text_masks(build_token_mask(tokens, attention_mask), is_second)[: len(tokens)]
+        return self.encoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
+
+
 class CtxGenSenForPreTraining(heads.RecurrentForConditionalGeneration, CtxGenSenPreTrainedModel, GenerationMixin):
     """A decoder for each generation task, and a classifier of text pairs.
 
@@ -92,6 +116,10 @@ class CtxGenSenForPreTraining(heads.RecurrentForConditionalGeneration, CtxGenSen
         names = (name.replace(".", "_") for name in config.decoder_tasks or ())
         self.decoders: Any = nn.ModuleDict({name: ConditionalDecoder(*sizes, config.pad_token_id) for name in names})
         self.relation = create_pair_classifier(config, len(config.relations)) if config.relations else None
+
+    def get_encoder(self, modality: str | None = None) -> nn.Module:
+        """The encoder of the first text, run once by `generate`."""
+        return FirstTextEncoder(self.base_model)
 
     def encode(self, **inputs: Any) -> CtxGenSenEncoderOutput:
         """Run the encoder on one or two texts."""
