@@ -178,6 +178,13 @@ class TestTiedWeights:
             assert is_tied == tie_word_embeddings
         assert_same_weights(reloaded, model)
 
+    def test_model_without_segments(self, tmp_path: Path) -> None:
+        model = CASE.model(type_vocab_size=0)
+        model.save_pretrained(tmp_path)
+        assert_same_weights(load_strict(CASE.auto_class, tmp_path), model)
+        embeddings = model.generator.electra.embeddings
+        assert embeddings.position_embeddings.weight is model.electra.embeddings.position_embeddings.weight
+
     @pytest.mark.parametrize("change", [3, -3])
     @pytest.mark.parametrize("tie", TIES)
     def test_resizing_preserves_tied_weights(self, tie: str, change: int) -> None:

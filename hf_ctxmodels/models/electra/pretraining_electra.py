@@ -45,8 +45,9 @@ _EMBEDDING_WEIGHTS = (
 
 
 def _shared_weights(tie_generator: str, encoder_weights: Sequence[str]) -> Sequence[str]:
-    """Names, in the encoder, of the weights that generator and discriminator share."""
-    return {"none": (), "embeddings": _EMBEDDING_WEIGHTS, "all": encoder_weights}[tie_generator]
+    """Names, among the weights of the encoder, of those that generator and discriminator share."""
+    embeddings = [name for name in _EMBEDDING_WEIGHTS if name in encoder_weights]  # without segments if it has none
+    return {"none": (), "embeddings": embeddings, "all": encoder_weights}[tie_generator]
 
 
 @dataclass
