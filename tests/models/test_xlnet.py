@@ -209,6 +209,7 @@ class TestTraining:
         model, batch = MODEL.model(), make_batch((9, 8, 7, 6), targets=4)
         logits, loss = model(**without(batch, "labels")).logits, model(**batch).loss
         assert_close(loss, torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten()))
+        assert model(**batch, shift_labels=None).loss == loss
         count = (batch["labels"] != -100).sum()
         examples = [{name: value[row : row + 1] for name, value in batch.items()} for row in range(4)]
         losses = [model(**example, num_items_in_batch=count).loss for example in examples]

@@ -411,7 +411,8 @@ class CtxXLNetForPreTraining(GenerationWithMemory, CtxXLNetHeadModel, Generation
                 content stream at the same position. `shift_labels` in `kwargs` replace them: labels are not shifted.
             logits_to_keep: As in transformers: number of last targets (or positions), 0 for all; or their indices.
         """
-        labels = kwargs.pop("shift_labels", labels)
+        shift_labels = kwargs.pop("shift_labels", None)
+        labels = labels if shift_labels is None else shift_labels
         has_query_stream = target_positions is not None or target_mapping is not None
         if labels is None or not has_query_stream:
             labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
