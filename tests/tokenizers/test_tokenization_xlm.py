@@ -83,6 +83,8 @@ def test_languages(tagged: CtxXLMTokenizer, tmp_path: Path) -> None:
     padded_later = loaded.pad([loaded("boat"), loaded("a small boat")], return_tensors="pt")
     assert padded_later["langs"].tolist() == padded["langs"].tolist()
     assert loaded("boat", language="de").langs[0] == 0
+    with pytest.raises(CtxError, match="no language 'de'"):
+        CtxXLMTokenizer.train(["A boat."], 60)("boat", language="de")
     with pytest.raises(CtxError, match=r"no language 'it'.*\n.*de, fr"):
         loaded.language = "it"
 

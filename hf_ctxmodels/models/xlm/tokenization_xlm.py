@@ -30,7 +30,8 @@ class CtxXLMTokenizer(WordBPETokenizer):
     (`vocab.json` with `merges.txt`) the ids equal `transformers.XLMTokenizer`'s except for the first token: <s>
     there, on which no released model was trained.
 
-    If `language` is set, or passed in a call, the encoding has `langs`, the language id at each token.
+    If `language` is set, or passed in a call, the encoding has `langs`, the language id at each token. A tokenizer of a
+    single language has no ids; the language of a call is then that of the Moses rules, without them an error.
 
     Args:
         vocab, merges, do_lower_case: See `WordBPETokenizer`. As in released files, merges may result in tokens outside
@@ -187,7 +188,7 @@ class CtxXLMTokenizer(WordBPETokenizer):
         encoded = super()._encode_plus(text, text_pair, *args, **kwargs)
         if self._num_listed is not None:
             encoded["input_ids"] = _mask_unlisted(encoded["input_ids"], self._num_listed, self.unk_token_id)
-        if language is not None and self.lang2id:
+        if language is not None and (self.lang2id or not self.tokens_depend_on_language):
             encoded["langs"] = _fill_like(encoded["input_ids"], self.language_id(language))
         return encoded
 
