@@ -89,9 +89,20 @@ class TestLinearGain:
         losses = [CLASSIFIER.model(label_gain=gain)(**batch, labels=labels).loss for gain in ("last", "linear")]
         assert torch.equal(*losses)
 
+    def test_regularization(self) -> None:
+        """The penalty of a base model is part of the training loss, as with other gains."""
+        model, batch = CLASSIFIER.model(label_gain="linear").train(), make_batch(CLASSIFIER)
+        labels = torch.tensor([2, 0, 1, 1])
+        expected = model(**batch, labels=labels).loss + 3.0
+        model.base_model.regularizers = [lambda: torch.tensor(3.0)]
+        torch.testing.assert_close(model(**batch, labels=labels).loss, expected)
+
     def test_invalid_labels(self) -> None:
         model, batch = CLASSIFIER.model(label_gain="linear").train(), make_batch(CLASSIFIER)
         with pytest.raises(CtxError, match="label_gain"):
             model(**batch, labels=torch.rand(4, 3))
         with pytest.raises(CtxError, match="outside"):
             model(**batch, labels=torch.tensor([0, 1, 2, 3]))
+        model.config.problem_type = "regression"
+        with pytest.raises(CtxError, match="problem_type='regression'"):
+            model(**batch, labels=torch.tensor([0, 1, 2, 1]))

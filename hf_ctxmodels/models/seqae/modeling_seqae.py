@@ -87,18 +87,24 @@ class CtxSeqaeForSequenceClassification(heads.ForSequenceClassification, CtxSeqa
         check_tensors(labels=labels)
         outputs = self.encode(**inputs)
         states = outputs.last_hidden_state
-        if labels.is_floating_point() or labels.numel() != len(states):
+        problem_type = heads.infer_problem_type(self.config, labels)
+        if problem_type != "single_label_classification" or labels.is_floating_point() or labels.numel() != len(states):
             expected = f"label_gain='linear' requires ({len(states)},) labels, one class per text"
-            raise CtxError(f"{expected}; got {tuple(labels.shape)} {labels.dtype}.", hint="set label_gain='last'.")
+            raise CtxError(
+                f"{expected}; got {tuple(labels.shape)} {labels.dtype}, num_labels={self.config.num_labels} and "
+                f"problem_type={self.config.problem_type!r}.",
+                hint="set label_gain='last'.",
+            )
         token_mask = build_token_mask(states, attention_mask, kwargs.get("sequence_ids"))
         logits = self.classifier(self.dropout(states))
         labels = heads.validate_sequence_targets(labels, "labels", len(states))
         heads.check_classes(labels, logits.shape[-1], "labels")
         targets = labels[:, None].expand(token_mask.shape).masked_fill(~token_mask, heads.IGNORE_INDEX)
         losses = F.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none")
-        loss = (label_gains(token_mask) * losses).sum()
+        total = (label_gains(token_mask) * losses).sum()
+        loss = heads.mean_over_targets(total, labels, "labels", num_items_in_batch)
         return SequenceClassifierOutput(
-            loss=heads.mean_over_targets(loss, labels, "labels", num_items_in_batch),
+            loss=self.add_regularization(loss, outputs, labels, "labels", num_items_in_batch),
             logits=states_at(logits, last_token_columns(logits, token_mask)),
             hidden_states=outputs.hidden_states,
         )
