@@ -174,6 +174,7 @@ class ForBeamSearchQuestionAnswering(HeadModel):
             total = F.binary_cross_entropy_with_logits(logits, targets.float(), reduction="sum")
             # half the weight, as in the released code
             loss = loss + mean_over_targets(total, targets, "is_impossible", num_items_in_batch) / 2
+        loss = self.add_regularization(loss, outputs, start_positions, "start_positions", num_items_in_batch)
         spans = self._search(states, cls_states, excluded) if return_spans else {}
         return BeamSearchSpanOutput(loss=loss, **spans, **self.encoder_fields(outputs))
 

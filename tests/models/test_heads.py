@@ -103,6 +103,15 @@ def test_padding_of_sequence_ids_in_beam_search(family: str, model_class: Any) -
     assert_same_outputs(actual, expected)
 
 
+@torch.no_grad()
+def test_beam_search_loss_includes_regularization() -> None:
+    model = CtxXLNetForQuestionAnswering(tiny_config(FAMILIES["xlnet"])).train()
+    ids, columns = torch.arange(FIRST_WORD, FIRST_WORD + 8)[None], torch.tensor([2])
+    expected = model(ids, start_positions=columns, end_positions=columns).loss + 3.0
+    model.base_model.regularizers = [lambda: torch.tensor(3.0)]
+    assert_close(model(ids, start_positions=columns, end_positions=columns).loss, expected)
+
+
 @as_subtests([case for case in HEADS if case.auto_name.endswith(("Classification", "QuestionAnswering"))])
 def test_number_of_labels(case: Case) -> None:
     """Classifiers have the attribute `num_labels`, as in transformers; PEFT reads it."""
