@@ -199,7 +199,7 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         first: Any = token_ids[0] if isinstance(token_ids, list | tuple) and token_ids else 0
         if not isinstance(first, list | tuple):
             return super().decode(token_ids, skip_special_tokens=skip_special_tokens, **kwargs)
-        first_element = next((row[0] for row in token_ids if row), [])  # a text of a batch may be empty
+        first_element: Any = next((row[0] for row in token_ids if row), [])  # a text of a batch may be empty
         if isinstance(first_element, list | tuple):
             return [self.decode(row, skip_special_tokens, **kwargs) for row in token_ids]
         skipped = self.all_special_tokens if skip_special_tokens else []
@@ -249,7 +249,7 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
             names = encoded_inputs[0].keys()
             encoded_inputs = {name: [example[name] for example in encoded_inputs] for name in names}
         ids = encoded_inputs[self.model_input_names[0]]
-        first_element = next((row[0] for row in ids if len(row)), [])  # a text of a batch may be empty
+        first_element: Any = next((row[0] for row in ids if len(row)), [])  # a text of a batch may be empty
         if not isinstance(first_element, int | np.integer):
             return super().pad(encoded_inputs, *arguments, **kwargs)
         batch = super().pad({name: [value] for name, value in encoded_inputs.items()}, *arguments, **kwargs)
