@@ -159,6 +159,13 @@ def make_mask_token(token: str | AddedToken | None) -> AddedToken | None:
     return AddedToken(token, lstrip=True, special=True) if isinstance(token, str) else token
 
 
+def require_special_tokens(kwargs: dict[str, Any], *names: str) -> None:
+    """Raise CtxError if one of these special tokens is None in the tokenizer's arguments."""
+    for name in names:
+        if kwargs.get(name) is None:
+            raise CtxError(f"{name} is None, expected a token of the vocabulary.", hint=f"pass {name}.")
+
+
 def check_special_tokens(
     vocab: list[str] | dict[str, int],
     names: Iterable[str],

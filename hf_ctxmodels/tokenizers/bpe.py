@@ -19,6 +19,7 @@ from hf_ctxmodels.tokenizers.base import (
     check_vocab_size,
     empty_text_error,
     missing_vocabulary_error,
+    require_special_tokens,
 )
 from hf_ctxmodels.tokenizers.composed_offsets import ComposingTokenizer
 from hf_ctxmodels.tokenizers.word_level import TRANSLATION_SEPARATOR, CtxWordTokenizer
@@ -104,6 +105,8 @@ class BPETokenizer(CtxTokenizer):
                 raise CtxError(message, location=path, hint=hint)
         split = (pair.split(" ") if isinstance(pair, str) else pair for pair in merges)
         pairs = [(first, second) for first, second in split]
+        if "end_of_word_suffix" in options:  # characters may be unknown, unlike bytes
+            require_special_tokens(kwargs, "unk_token")
         table = cls.remap_vocabulary(vocab, pairs, kwargs)
         check_special_tokens(table, cls.SPECIAL_TOKENS_ATTRIBUTES, kwargs, file, tags)
         hint = "copy vocab.json and merges.txt (or tokenizer.json) of the same tokenizer."

@@ -20,6 +20,7 @@ from hf_ctxmodels.tokenizers.base import (
     check_vocab_size,
     empty_text_error,
     missing_vocabulary_error,
+    require_special_tokens,
 )
 
 Pieces = list[tuple[str, float]]
@@ -69,6 +70,7 @@ class CtxUnigramTokenizer(CtxTokenizer):
             vocab = [tuple(entry) for entry in json.loads(kwargs["tokenizer_object"].to_str())["model"]["vocab"]]
         if vocab is None:
             raise missing_vocabulary_error(type(self), kwargs)
+        require_special_tokens(kwargs, "unk_token")
         pieces = [piece for piece, _ in vocab]
         names = [f"{name}_token" for name in ("unk", "pad", "cls", "sep", "mask")]
         check_special_tokens(pieces, names, kwargs, kwargs.get("name_or_path") or None)

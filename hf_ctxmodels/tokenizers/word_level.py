@@ -13,7 +13,12 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
 from hf_ctxmodels.core.generation import check_target_vocabulary
 from hf_ctxmodels.core.loading import load_pretrained
-from hf_ctxmodels.tokenizers.base import check_special_tokens, empty_text_error, missing_vocabulary_error
+from hf_ctxmodels.tokenizers.base import (
+    check_special_tokens,
+    empty_text_error,
+    missing_vocabulary_error,
+    require_special_tokens,
+)
 from hf_ctxmodels.tokenizers.composed_offsets import ComposingTokenizer
 from hf_ctxmodels.tokenizers.english_words import english_splitter
 
@@ -58,9 +63,7 @@ class CtxWordTokenizer(ComposingTokenizer):
             counts = None  # they belong to the words of the original vocabulary
         if vocab is None:
             raise missing_vocabulary_error(type(self), kwargs)
-        for name in ("pad_token", "unk_token"):
-            if kwargs[name] is None:
-                raise CtxError(f"{name} is None, expected a token of the vocabulary.", hint=f"pass {name}.")
+        require_special_tokens(kwargs, "pad_token", "unk_token")
         check_special_tokens(vocab, ["pad_token", "unk_token"], kwargs, kwargs.get("name_or_path") or None)
         if counts is not None and len(counts) != len(vocab):
             raise CtxError(

@@ -15,6 +15,7 @@ from hf_ctxmodels.tokenizers.base import (
     check_vocab_size,
     empty_text_error,
     missing_vocabulary_error,
+    require_special_tokens,
 )
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -71,6 +72,7 @@ class WordPieceTokenizer(CtxTokenizer):
         if isinstance(vocab, str):  # a token's id is the number of its line
             lines = read_utf8(vocab).removesuffix("\n").split("\n")
             vocab = {line.rstrip(): number for number, line in enumerate(lines)}
+        require_special_tokens(kwargs, "unk_token")
         check_special_tokens(vocab, self.defaults, kwargs, file)
         self._vocab = vocab
         rules: dict[str, Any] = {

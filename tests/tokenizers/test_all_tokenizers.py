@@ -250,6 +250,16 @@ def test_special_token_of_none_is_omitted(saved):
         assert decoded(loaded, "the cat") == "the cat"
 
 
+def test_unknown_token_is_required(saved):
+    """Except by byte-level tokenizers, to which no character is unknown."""
+    directory, base = saved
+    if isinstance(base, CtxByteBPETokenizer):
+        assert AutoTokenizer.from_pretrained(directory, unk_token=None)("the \u0416").input_ids
+        return
+    with pytest.raises(CtxError, match="unk_token is None"):
+        AutoTokenizer.from_pretrained(directory, unk_token=None)
+
+
 def test_train_new_from_iterator(saved, tmp_path):
     """The new tokenizer has other words and the same special tokens."""
     _, base = saved
