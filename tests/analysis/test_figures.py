@@ -96,6 +96,17 @@ def test_dot_plot_axes():
     assert np.diff(log) == pytest.approx([np.diff(log).mean()] * 3, abs=0.1)
 
 
+def test_numbers_that_are_not_finite_are_left_out():
+    nan, values = float("nan"), [0.5, float("nan"), 1.0]
+    bands = [(0.0, 1.0), (nan, nan), (0.5, nan)]
+    svg = LineChart("line", "Curve", [0, 1, 2], {"a": values}, {"a": bands}).svg()
+    assert svg == LineChart("line", "Curve", [0, 1, 2], {"a": values}, {"a": [bands[0], None, None]}).svg()
+    dots, references = [[0.1, nan], [nan], [0.4]], {"linear": {"chance": 0.5, "majority": nan}}
+    svg = DotPlot("dots", "Dots", ["x", "y", "z"], {"linear": {"a": dots}}, references).svg()
+    finite = DotPlot("dots", "Dots", ["x", "y", "z"], {"linear": {"a": [[0.1], [], [0.4]]}}, references).svg()
+    assert svg == finite
+
+
 def visible_texts(figure: Figure) -> list[str]:
     return [node.text for node in ElementTree.fromstring(figure.svg()).iter() if node.tag.endswith("text")]
 

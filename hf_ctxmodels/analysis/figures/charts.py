@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from hf_ctxmodels.analysis.figures.base import Figure, require_equal_lengths, same_type
@@ -37,7 +38,7 @@ class LineChart(Figure):
     Args:
         x: Numbers, in ascending order.
         series: Name -> a value for each x; None is a gap.
-        bands: Name of a series -> a pair (low, high) for each x, drawn as an area.
+        bands: Name of a series -> a pair (low, high) for each x, drawn as an area; None, also in a pair, is a gap.
         x_label, y_label: Labels of the axes.
         log_x: A logarithmic x axis.
         digits: Digits of values in tooltips.
@@ -65,8 +66,9 @@ class LineChart(Figure):
     def svg(self, *, embedded: bool = False) -> str:
         """Lines with markers; see `Figure.svg`."""
         elements, top = legend(list(self.series), 12, 4, _WIDTH, "line")
-        bands: dict[str, list[Any]] = {
-            name: [pair or (None, None) for pair in pairs] for name, pairs in (self.bands or {}).items()
+        bands = {
+            name: [(None, None) if pair is None or None in pair else tuple(pair) for pair in pairs]
+            for name, pairs in (self.bands or {}).items()
         }
         values = [value for series in self.series.values() for value in series]
         values += [value for pairs in bands.values() for pair in pairs for value in pair]
@@ -178,14 +180,14 @@ class DotPlot(Figure):
     Args:
         labels: Rows, from the top.
         panels: Title of a panel -> series -> a list of values for each row, such as a value for each seed. A row can
-            have any number of values.
+            have any number of values; None is left out.
         references: Title of a panel -> name -> a value that is drawn as a vertical line, such as chance.
         digits: Digits of values in tooltips.
     """
 
     labels: Sequence[str]
-    panels: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]
-    references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    panels: Mapping[str, Mapping[str, Sequence[Sequence[float | None]]]]
+    references: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     digits: int = 3
 
     def validate(self) -> None:
@@ -217,7 +219,8 @@ class DotPlot(Figure):
     def _panel(self, title: str, left: float, width: float, top: float, numbers: Mapping[str, int]) -> list[str]:
         """A panel below its title; `numbers` are those of the series and references in the legend."""
         panel, references = self.panels[title], self.references.get(title, {})
-        values = [value for rows in panel.values() for row in rows for value in row] + list(references.values())
+        numbers_shown = chain(chain.from_iterable(chain.from_iterable(panel.values())), references.values())
+        values = [value for value in numbers_shown if value is not None]
         log = bool(values) and min(values) > 0 and max(values) > _LOG_RATIO * min(values)
         scale = Scale(values, left + 6, left + width - 6, log=log, pad=False)
         bottom = top + _ROW_HEIGHT * len(self.labels)
@@ -234,11 +237,15 @@ class DotPlot(Figure):
                 end = x + half_width
         elements.append(line(left, bottom, left + width, bottom, "axis"))
         for name, value in references.items():
+            if value is None:
+                continue
             elements.append(series_line(numbers[name], f"M{scale(value):.1f} {top:.1f}V{bottom:.1f}"))
         for name, rows in panel.items():
             for row, row_values in enumerate(rows):
                 y = _row_center(top, row)
                 for value in row_values:
+                    if value is None:
+                        continue
                     hover = f"{self.labels[row]}, {name}: {format_value(value, self.digits)}"
                     elements.append(marker(numbers[name], scale(value), y, 3.5, hover, fill_opacity=0.75))
         return elements
