@@ -37,6 +37,7 @@ Evaluate = Callable[[], Metrics]
 
 RANDOM = "random"
 """Source of new weights instead of a checkpoint."""
+_MIN_VARIANCE = 1e-10  # of the second principal component, relative to the first one
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 
@@ -331,7 +332,8 @@ class Trajectory:
 
     @classmethod
     def of_checkpoints(cls, checkpoints: Sequence[Weights], masks: Mapping[str, Tensor] | None = None) -> Self:
-        """The trajectory of three or more checkpoints in training order; raises CtxError for fewer."""
+        """The trajectory of three or more checkpoints in training order; raises CtxError for fewer, or if they lie on a
+        line."""
         if len(checkpoints) < 3:
             raise CtxError(
                 f"A trajectory needs 3 checkpoints, got {len(checkpoints)}.",
@@ -342,7 +344,7 @@ class Trajectory:
         gram = torch.tensor([[dot(first, second) for second in changes] for first in changes], dtype=torch.float64)
         eigenvalues, vectors = torch.linalg.eigh(gram)  # of the small Gram matrix instead of an SVD of all weights
         eigenvalues, vectors = eigenvalues.flip(0).clamp(min=0), vectors.flip(1)
-        if not eigenvalues[1]:
+        if eigenvalues[1] <= _MIN_VARIANCE * eigenvalues[0]:  # rounding errors
             raise CtxError("The checkpoints lie on a line.", hint="use more checkpoints.")
         lengths = eigenvalues[:2].sqrt()
         directions = [{name: torch.zeros_like(weight) for name, weight in origin.items()} for _ in lengths]

@@ -188,6 +188,12 @@ def test_trajectory_is_pca_of_weights():
     assert norms == pytest.approx([1, 1], abs=1e-5)
     with pytest.raises(CtxError, match="needs 3 checkpoints, got 2"):
         Trajectory.of_checkpoints(checkpoints[:2])
+    start, end = checkpoints[:2]
+    line = [{name: start[name] + step * (end[name] - start[name]) for name in start} for step in (0.0, 0.3, 0.7, 1.0)]
+    with pytest.raises(CtxError, match="on a line"):
+        Trajectory.of_checkpoints(line)
+    with pytest.raises(CtxError, match="on a line"):
+        Trajectory.of_checkpoints([start] * 3)
 
 
 def test_language_modeling_loss(tmp_path):
