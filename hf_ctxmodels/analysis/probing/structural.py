@@ -230,9 +230,14 @@ class SpearmanByLength:
             self._counts[length] = self._counts.get(length, 0) + valid.sum(-1)
 
     def mean(self) -> np.ndarray | None:
-        """(L, V) mean; None if there is no sentence of these lengths."""
-        means = [self._sums[length] / np.maximum(self._counts[length], 1) for length in self._sums]
-        return np.mean(means, axis=0) if means else None
+        """(L, V) mean over the lengths with a correlation, nan without one; None if there is no sentence of these
+        lengths."""
+        if not self._sums:
+            return None
+        counts = np.stack([self._counts[length] for length in self._sums])
+        means = np.stack([*self._sums.values()]) / np.maximum(counts, 1)
+        num_lengths = (counts > 0).sum(0)
+        return np.where(num_lengths > 0, means.sum(0) / np.maximum(num_lengths, 1), np.nan)
 
 
 def scored_edges(distances: np.ndarray, is_scored: np.ndarray) -> np.ndarray:

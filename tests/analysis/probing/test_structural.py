@@ -145,3 +145,8 @@ def test_spearman_is_averaged_by_length() -> None:
         spearman.add(length, np.full((1, 1, length), value))
     spearman.add(7, np.full((1, 1, 7), np.nan))
     assert spearman.mean() == pytest.approx(np.array([[0.35]]))
+    spearman.add(9, np.full((1, 1, 9), np.nan))
+    assert spearman.mean() == pytest.approx(np.array([[0.35]])), "a length without any correlation is left out"
+    undefined = SpearmanByLength()
+    undefined.add(9, np.full((1, 1, 9), np.nan))
+    assert np.isnan(undefined.mean()).all()
