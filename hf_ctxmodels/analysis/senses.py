@@ -132,7 +132,9 @@ def _umap(vectors: Tensor, seed: int) -> Tensor:
 
 def neighbor_agreement(vectors: Tensor, labels: Sequence[str]) -> Tensor:
     """(layers,) fraction of occurrences whose nearest other occurrence, by cosine, has the same label; for (n, layers,
-    hidden) vectors and n labels."""
+    hidden) vectors and n labels. Raises CtxError for a single occurrence."""
+    if len(labels) < 2:
+        raise CtxError("A single occurrence has no neighbor.", hint="use more text, or a frequent word.")
     names = {label: number for number, label in enumerate(dict.fromkeys(labels))}
     ids = torch.tensor([names[label] for label in labels])
     agreement = []

@@ -165,6 +165,8 @@ def test_maps_and_neighbors_of_occurrences():
     assert neighbors[0][1] == pytest.approx(1, abs=1e-5)
     assert all(occurrence.sentence != 0 for occurrence, _ in neighbors)
     assert neighbor_agreement(vectors[:3], ["a", "b", "a"])[-1] == pytest.approx(2 / 3)
+    with pytest.raises(CtxError, match="single occurrence"):
+        neighbor_agreement(vectors[:1], ["a"])
     with pytest.raises(CtxError, match="does not occur"):
         find_occurrences(sentences, "shore")
 
