@@ -112,7 +112,7 @@ class AnalogyResult:
     @property
     def total(self) -> tuple[int, int, int]:
         """Numbers of correct answers, covered questions and all questions."""
-        correct, covered, questions = (sum(column) for column in zip(*self.sections.values(), strict=True))
+        correct, covered, questions = (sum(counts[column] for counts in self.sections.values()) for column in range(3))
         return correct, covered, questions
 
     @property

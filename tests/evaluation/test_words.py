@@ -75,6 +75,9 @@ def test_analogy_accuracy(space, tmp_path: Path) -> None:
     assert result.accuracy == 0.5
     restricted = evaluate_analogies(WordSpace(space.vectors, 3), read_analogies(path))
     assert restricted.total[1] == 1, "answers outside the searched words are not covered"
+    without_questions = evaluate_analogies(space, {})
+    assert without_questions.total == (0, 0, 0)
+    assert np.isnan(without_questions.accuracy)
 
 
 @pytest.mark.parametrize(
