@@ -223,9 +223,15 @@ def _compared_columns(metrics: dict[str, list[str]]) -> list[tuple[str, str]]:
 def contrast_tables(plan: Plan, title: str, metrics: dict[str, list[str]], records: Sequence[Record]) -> list[Table]:
     """A table of the differences between two variants at their last checkpoints; none without contrasts that have a
     finished run of both variants with the same seed."""
+    last_steps: dict[tuple[str, int | None], int] = defaultdict(int)
+    for record in records:
+        run = record.variant, record.seed
+        last_steps[run] = max(last_steps[run], record.step or 0)
     final: dict[tuple[str, str, str], dict[int | None, float]] = defaultdict(dict)  # seed -> score
-    for record in sorted(records, key=lambda record: record.step or 0):
-        final[record.variant, record.measure, record.metric][record.seed] = record.value
+    for record in records:
+        # a run may have no score of its last checkpoint: not measured yet, or not finite
+        if (record.step or 0) == last_steps[record.variant, record.seed]:
+            final[record.variant, record.measure, record.metric][record.seed] = record.value
     columns = _compared_columns(metrics)
     rows = {}
     for description, pair in plan.contrasts.items():

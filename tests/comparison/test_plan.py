@@ -162,6 +162,11 @@ def test_contrasts_are_differences_of_equal_seeds(folder):
         "objectives: bert-mlm - bert": ["+0.292 [+0.125, +0.500]*"],
         "vectors: bert - glove": ["+0.062 [+0.000, +0.125]"],
     }
+    # the perplexity of the last checkpoint of a run is missing, or the run is not measured yet
+    records = [record for record in records if (record.variant, record.seed, record.step) != ("bert", 1, 9)]
+    records.append(Record("bert", None, "words", 1, 9, None, None, "cost", "words", 1.0, ""))
+    (table,) = contrast_tables(read_plan_text(folder, text), "differences", {"zorro": ["accuracy"]}, records)
+    assert table.cells == [["+0.375 [+0.250, +0.500]"], ["+0.000"]], "an earlier checkpoint is not compared"
 
 
 def test_most_frequent_senses_are_a_baseline(folder):
