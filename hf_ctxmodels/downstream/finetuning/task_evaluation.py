@@ -31,7 +31,8 @@ MEAN = "eval_mean"
 @dataclass
 class TaskEvaluation:
     """Evaluation for the training loop: `{"eval_loss": ..., "eval_<metric>": ...}` over all examples, independent of
-    batches and the number of processes. The loss is the mean over all targets.
+    batches and the number of processes. The loss is the mean over all targets; the loss of a batch without targets,
+    such as of a text without coreference, is added to their sum.
 
     Attributes:
         task, examples, encoded: The task after `configure`, the examples and their encoding.
@@ -69,14 +70,17 @@ class TaskEvaluation:
                     else feature_outputs(self.task, output, batch)
                 )
                 count = float(count_targets([batch], targets)[0])
-                loss_and_count += torch.tensor([output.loss.item() * count, count], dtype=torch.float64)
+                # a head divides the summed loss of a batch without targets by 1; in transformers it is nan
+                loss_sum = output.loss.item() * max(count, 1)
+                loss_sum = 0.0 if not count and math.isnan(loss_sum) else loss_sum
+                loss_and_count += torch.tensor([loss_sum, count], dtype=torch.float64)
         gathered = gather_object([(outputs_by_start, loss_and_count.tolist())])
         all_outputs = {start: batch for outputs, _ in gathered for start, batch in outputs.items()}
         loss_sum, count = (math.fsum(values) for values in zip(*(sums for _, sums in gathered)))
         outputs = [output for start in starts for output in all_outputs[start]]
         self.predictions = self.task.decode(self.examples, self.encoded, outputs)
         scores = self.task.score(self.examples, self.predictions)
-        return {"eval_loss": loss_sum / count} | {f"eval_{name}": value for name, value in scores.items()}
+        return {"eval_loss": loss_sum / max(count, 1)} | {f"eval_{name}": value for name, value in scores.items()}
 
     def generate(self, model: Any, inputs: dict[str, Any], start: int) -> list[Logits]:
         """The output for each feature of the batch that begins with feature `start`."""

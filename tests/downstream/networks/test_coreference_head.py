@@ -2,16 +2,19 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
 from commands import command_output, run_command
 from transformers import AutoModel, AutoTokenizer
 from zoo import tiny_config
 
 from hf_ctxmodels import AutoModelForCoreference, CtxError, CtxTaskNetworkForCoreference
 from hf_ctxmodels.data.coreference_files import read_coreference
+from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.downstream.networks.creation import new_network
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.inference.task_heads import run_head
@@ -135,6 +138,17 @@ def test_batches_equal_single_texts(sources: dict[str, str], tmp_path: Path) -> 
         batch = collate(encoded.features)
         loss = model(**batch).loss
         torch.testing.assert_close(loss, sum(losses) / 20, rtol=1e-4, atol=1e-5)
+        # spans of a text without clusters have a loss, but no target
+        texts = [*examples[:2], replace(examples[2], clusters=[])]
+        encoded = task.encode(texts, tokenizer)
+        last = replace(encoded, features=encoded.features[2:])
+        evaluations = [TaskEvaluation(task, texts, encoded, collate, size) for size in (1, 3)]
+        evaluations.append(TaskEvaluation(task, texts[2:], last, collate, 1))
+        by_text, together, without_targets = (
+            evaluation(model, Accelerator(cpu=True))["eval_loss"] for evaluation in evaluations
+        )
+        assert by_text == pytest.approx(together, rel=1e-4)
+        assert without_targets == pytest.approx(float(model(**collate(last.features)).loss.detach()), rel=1e-4)
     loss.backward()
     assert model.features.stack.encoders[0].embeddings.word_embeddings.weight.grad.any()
 
