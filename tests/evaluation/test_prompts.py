@@ -146,6 +146,8 @@ def test_contexts_exclude_evaluated_example(folder: Path) -> None:
     for seed in range(8):
         contexts = task.contexts(examples, examples, 1, seed, is_same_file=True)
         assert [context.count("garden") for context in contexts] == [0, 1, 0]
+    with pytest.raises(CtxError, match="1 examples are too few for contexts with 2"):
+        task.contexts(examples, examples, 2, 0, is_same_file=True)
     contexts = task.contexts(examples[:1], examples, 1, 0, is_same_file=True, shared=True)
     assert "boat" in contexts[0]
     with pytest.raises(CtxError, match="0 examples are too few"):

@@ -222,12 +222,7 @@ class PromptTask:
         evaluated = {example.content for example in examples} if is_same_file and shared else set()
         candidates = [example for example in pool if example.content not in evaluated]
         num_sampled = num_shots + (is_same_file and not shared)
-        if len(candidates) < num_sampled:
-            raise CtxError(
-                f"{len(candidates)} examples are too few for contexts with {num_shots}.",
-                location=f"task {self.name}",
-                hint="use fewer --shots, add file.train to the task, or evaluate a part of the file by --max_examples.",
-            )
+        self._check_pool(len(candidates), num_sampled, num_shots)
         random = Random(seed)
         if shared:
             return [self._context(random.sample(candidates, num_shots))] * len(examples)
@@ -239,9 +234,19 @@ class PromptTask:
                 shots = [shot for shot in shots if shot.content != content][:num_shots]
                 if len(shots) < num_shots:  # the file repeats the example
                     different = [shot for shot in candidates if shot.content != content]
-                    shots = random.sample(different, min(num_shots, len(different)))
+                    self._check_pool(len(different), num_shots, num_shots)
+                    shots = random.sample(different, num_shots)
             contexts.append(self._context(shots))
         return contexts
+
+    def _check_pool(self, size: int, num_sampled: int, num_shots: int) -> None:
+        """Raise CtxError if a pool has fewer examples than are sampled for contexts."""
+        if size < num_sampled:
+            raise CtxError(
+                f"{size} examples are too few for contexts with {num_shots}.",
+                location=f"task {self.name}",
+                hint="use fewer --shots, add file.train to the task, or evaluate a part of the file by --max_examples.",
+            )
 
     def _context(self, shots: Sequence[PromptExample]) -> str:
         return self.description + "".join(map(self.demonstration, shots))
