@@ -288,7 +288,8 @@ def predict_tokens(
         (vocabulary) log-probabilities in nats for each position, on the CPU.
 
     Raises:
-        CtxError: The model has no language modeling head.
+        CtxError: The model has no language modeling head, or does not predict the token at a position, such as a
+            special token of a masked language model.
     """
     scorer = make_scorer(model, tokenizer)
     log_probabilities: dict[int, list[Tensor]] = {position: [] for position in positions}
@@ -300,7 +301,15 @@ def predict_tokens(
             for logits, position in zip(batch.logits[0], batch.positions[0].tolist(), strict=True):
                 if position in log_probabilities:
                     log_probabilities[position].append(logits.float().log_softmax(-1).cpu())
-    return [torch.stack(directions).mean(0).log_softmax(-1) for directions in log_probabilities.values()]
+    if missing := [position for position, directions in log_probabilities.items() if not directions]:
+        raise CtxError(
+            f"{type(model).__name__} does not predict the token at position {missing[0]} of {text!r}.",
+            hint="use the positions of tokens that `score_tokens` scores.",
+        )
+    predictions = {
+        position: torch.stack(directions).mean(0).log_softmax(-1) for position, directions in log_probabilities.items()
+    }
+    return [predictions[position] for position in positions]
 
 
 def load_language_model(source: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

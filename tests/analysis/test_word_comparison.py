@@ -145,6 +145,11 @@ def test_predictions_ignore_masked_words(family: str, position: int):
         torch.testing.assert_close(prediction, first)
     score = next(token for token in score_tokens(model, tokenizer, texts[0]) if token.position == position)
     assert score.predictions == first.topk(5).indices.tolist()
+    assert [row.tolist() for row in predict_tokens(model, tokenizer, texts[0], [position] * 2)] == [first.tolist()] * 2
+    if family != "elmo":
+        special = tokenizer(texts[0], return_special_tokens_mask=True)["special_tokens_mask"].index(1)
+        with pytest.raises(CtxError, match=f"does not predict the token at position {special} of 'the cat saw"):
+            predict_tokens(model, tokenizer, texts[0], [position, special])
     if family == "xlnet":  # blanks do not attend to each other: the mask token is untrained
         before = predict_tokens(model, tokenizer, "<mask> cat <mask> the bridge", [0, 2])
         with torch.no_grad():
