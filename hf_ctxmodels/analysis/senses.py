@@ -3,7 +3,7 @@
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from hf_ctxmodels.architectures.word_alignment import Sentence, split_words
 from hf_ctxmodels.architectures.word_encoder import EncodedCorpus, WordEncoder
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError, require_packages
+from hf_ctxmodels.core.flags import check_choice
 
 Projection = Literal["pca", "umap"]
 
@@ -106,7 +107,11 @@ def project(vectors: Tensor, method: Projection = "pca", seed: int = 0) -> Tenso
         method: "pca", the first two principal components; or "umap" (McInnes et al. 2018), which preserves
             neighborhoods and needs the extra `umap`.
         seed: Seed of UMAP.
+
+    Raises:
+        CtxError: There are fewer than 3 occurrences, the method is unknown, or its package is missing.
     """
+    check_choice(get_args(Projection), method=method)
     if len(vectors) < 3:
         raise CtxError(f"{len(vectors)} occurrences cannot be mapped.", hint="use more text, or a frequent word.")
     maps = []

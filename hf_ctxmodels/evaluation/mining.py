@@ -3,7 +3,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_choice, flag
 
 Margin = Literal["ratio", "distance", "absolute"]
 Candidates = Literal["max", "intersection", "forward", "backward"]
@@ -92,8 +92,9 @@ def margin_scores(cosines: Tensor, source_means: Tensor, target_means: Tensor, m
     (Artetxe & Schwenk 2019, section 3.1); the tensors are broadcast.
 
     "ratio" divides the cosine by the mean of both means (at least 1e-6: a negative one would reverse the order),
-    "distance" subtracts it, and "absolute" ignores it.
+    "distance" subtracts it, and "absolute" ignores it. Raises CtxError for another margin.
     """
+    check_choice(get_args(Margin), margin=margin)
     if margin == "absolute":
         return cosines
     means = (source_means + target_means) / 2
@@ -119,7 +120,11 @@ def mine_pairs(
         source, target: (sentences, width) vectors of the sentences of two languages.
         neighbors: Number k of nearest neighbors.
         search: Search of nearest neighbors, by default `ExactSearch`.
+
+    Raises:
+        CtxError: There are no sentences, or `margin` or `candidates` is unknown.
     """
+    check_choice(get_args(Candidates), candidates=candidates)
     for name, vectors in (("source", source), ("target", target)):
         if not len(vectors):
             raise CtxError(f"There are no {name} sentences.", hint="use files with at least one sentence each.")

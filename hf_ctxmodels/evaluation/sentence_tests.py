@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_choice
 from hf_ctxmodels.data.table_files import COLUMN_NAMES_HINT, parse_number, read_table
 from hf_ctxmodels.downstream.tasks.base import get_texts, parse_label
 from hf_ctxmodels.downstream.tasks.metrics import pearson_correlation, spearman_correlation
@@ -243,7 +244,11 @@ def retrieval(source: Tensor, target: Tensor, criterion: Criterion = "cosine", n
         source, target: (sentences, width) vectors of sentences and of their translations, in the same order.
         criterion: "cosine"; or "margin", the cosine divided by the mean cosine of both sentences with their nearest
             neighbors (Artetxe & Schwenk 2019b, arXiv 1811.01136, equation 2, ratio).
+
+    Raises:
+        CtxError: The numbers of sentences differ or are 0, or the criterion is unknown.
     """
+    check_choice(get_args(Criterion), criterion=criterion)
     if len(source) != len(target) or not len(source):
         raise CtxError(
             f"Got {len(source)} sentences and {len(target)} translations.", hint="provide one translation per sentence."

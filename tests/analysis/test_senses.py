@@ -152,6 +152,8 @@ def test_maps_and_neighbors_of_occurrences():
     rows = [int(corpus.starts[occurrence.sentence]) + occurrence.start for occurrence in occurrences]
     torch.testing.assert_close(vectors, corpus.vectors[rows])
     assert has_tokens.all()
+    with pytest.raises(CtxError, match="method='tsne' is unknown"):
+        project(vectors, "tsne")
     maps = project(vectors)
     assert maps.shape == (4, len(encoder.layers), 2)
     torch.testing.assert_close(maps[0], maps[2])

@@ -13,6 +13,7 @@ from labeled_texts import BAD, GOOD
 from test_finetune_seq2seq import WORDS, build_translation_tokenizer, model_flags
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
+from hf_ctxmodels import CtxError
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.downstream.tasks.text_metrics import NormalizedReferences
 from hf_ctxmodels.downstream.text2text import TextTask
@@ -156,6 +157,9 @@ def test_mixing_rates() -> None:
         [9 / 14, 3 / 14, 2 / 14]
     )
     assert MixtureArguments(mixing="equal").rates({"a": 500, "b": 400}) == [0.5, 0.5]
+    for options in ({"mixing": "proportional"}, {"prediction": "ranking"}):
+        with pytest.raises(CtxError, match="is unknown"):
+            MixtureArguments(**options)
 
 
 def test_tasks_without_train_or_validation_file(folder: Path, tmp_path: Path, capsys) -> None:

@@ -213,3 +213,13 @@ def test_invalid_files_raise(encoder: Path, tmp_path: Path) -> None:
         write_mining_files(tmp_path, with_ids=True)
         files[name].write_text(text)
         assert message in command_output("evaluate mining", **flags, fails=True)
+
+
+def test_unknown_margins_and_candidates_raise() -> None:
+    vectors = torch.eye(3)
+    for options, message in (
+        ({"margin": "Ratio"}, "margin='Ratio' is unknown"),
+        ({"candidates": "best"}, "candidates="),
+    ):
+        with pytest.raises(CtxError, match=message):
+            mine_pairs(vectors, vectors, **options)

@@ -159,6 +159,8 @@ def test_retrieval_matches_loops() -> None:
     target[7] = target.mean(0)  # close to all sentences
     sides = [torch.from_numpy(vectors) for vectors in (source, target)]
     accuracies = [retrieval(*sides, criterion) for criterion in ("cosine", "margin")]
+    with pytest.raises(CtxError, match="criterion='ratio' is unknown"):
+        retrieval(*sides, "ratio")
     assert accuracies == [pytest.approx(retrieval_by_loops(source, target, neighbors)) for neighbors in (None, 4)]
     assert 1 / 60 < accuracies[0] < accuracies[1] < 1, "the criteria must differ"
     assert retrieval(sides[0], sides[0]) == 1

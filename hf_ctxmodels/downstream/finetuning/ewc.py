@@ -4,7 +4,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,6 +15,7 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
+from hf_ctxmodels.core.flags import check_choice
 from hf_ctxmodels.core.host_copies import CollatedBatch
 from hf_ctxmodels.core.output_files import replacing, write_tensors
 from hf_ctxmodels.core.weights import weights_digest
@@ -80,8 +81,9 @@ def fisher_information(
         Name in the encoder -> a value for each weight, float32; parameters that pretraining does not use are omitted.
 
     Raises:
-        CtxError: There are no examples, or the head's targets cannot be sampled.
+        CtxError: There are no examples, `labels` is unknown, or the head's targets cannot be sampled.
     """
+    check_choice(get_args(Labels), labels=labels)
     prefix = f"{model.base_model_prefix}."
     parameters = {
         name.removeprefix(prefix): parameter

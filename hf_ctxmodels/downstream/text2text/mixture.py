@@ -13,7 +13,7 @@ from typing import Any, Literal
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_range, flag
+from hf_ctxmodels.core.flags import check_choice, check_range, flag
 from hf_ctxmodels.data import mixing_rates
 from hf_ctxmodels.data.files import describe_content
 from hf_ctxmodels.data.table_files import parse_number
@@ -46,6 +46,8 @@ class MixtureArguments:
     validation_examples: int | None = flag(None, "Evaluate on a fixed subset of N examples of each task.")
 
     def __post_init__(self) -> None:
+        check_choice(("examples", "equal"), mixing=self.mixing)
+        check_choice(("generate", "rank"), prediction=self.prediction)
         check_range(self, "validation_examples", at_least=1)
         check_range(self, "mixing_limit", above=0)
 

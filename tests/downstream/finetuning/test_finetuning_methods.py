@@ -165,6 +165,8 @@ def test_fisher_information_is_mean_squared_gradient(tmp_path: Path) -> None:
     model = MASKED_LM.model().eval()
     batch = labeled_batch(MASKED_LM)
     rows = [{name: value[[row]] for name, value in batch.items()} for row in range(4)]
+    with pytest.raises(CtxError, match="labels='gold' is unknown"):
+        fisher_information(model, rows, "gold")
     fisher = fisher_information(model, rows, "data")
     model.config.unpad = False
     logits = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
