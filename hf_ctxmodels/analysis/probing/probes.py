@@ -149,6 +149,22 @@ def pair_features(slots: Sequence[Tensor]) -> Tensor:
     return torch.cat([first, second, first * second], -1)
 
 
+class ProbeDropout(nn.Module):
+    """Dropout with the same mask for all probes, sampled by a separate generator: a probe neither depends on the other
+    probes of its batch nor on the global seed."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p, self._generator = p, torch.Generator().manual_seed(0)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(L, V, examples, hidden) -> (L, V, examples, hidden)."""
+        if not self.training or not self.p:
+            return hidden
+        is_kept = torch.rand(hidden.shape[-2:], generator=self._generator) >= self.p
+        return hidden * (is_kept / (1 - self.p))
+
+
 class LinearProbes(nn.Module):
     """Linear classifiers."""
 
@@ -171,7 +187,7 @@ class MlpProbes(nn.Module):
         self.hidden_bias = grid.zeros(1, options.hidden_size)
         self.weight = grid.linear(options.hidden_size, grid.num_labels)
         self.bias = grid.zeros(1, grid.num_labels)
-        self.dropout = nn.Dropout(options.dropout)
+        self.dropout = ProbeDropout(options.dropout)
 
     def forward(self, batch: ProbeBatch) -> Tensor:
         """(L, V, examples, labels) logits."""
@@ -216,7 +232,7 @@ class EdgeProbes(nn.Module):
         self.hidden_weight, self.hidden_bias = grid.linear(grid.num_slots * size, size), grid.zeros(1, size)
         self.norm_weight, self.norm_bias = nn.Parameter(grid.zeros(1, size) + 1), grid.zeros(1, size)
         self.weight, self.bias = grid.linear(size, grid.num_labels), grid.zeros(1, grid.num_labels)
-        self.dropout = nn.Dropout(options.dropout)
+        self.dropout = ProbeDropout(options.dropout)
 
     def forward(self, batch: ProbeBatch) -> Tensor:
         """(L, V, examples, labels) logits."""

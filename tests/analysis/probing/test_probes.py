@@ -61,12 +61,14 @@ def random_data(num_slots: int, variants: int, multilabel: bool = False, layers:
         (LinearOptions(), 2),
         (MlpOptions(hidden_size=4), 2),
         (BilinearOptions(rank=4), 2),
+        (MlpOptions(hidden_size=4, dropout=0.3), 1),
         (EdgeOptions(hidden_size=4, dropout=0.0), 2),
+        (EdgeOptions(hidden_size=4, dropout=0.3), 2),
     ],
     ids=lambda value: type(value).__name__.removesuffix("Options") if not isinstance(value, int) else str(value),
 )
 def test_batched_probes_equal_single_probes(options: Any, num_slots: int) -> None:
-    """Weights, losses and test scores are equal for each layer and variant."""
+    """Weights, losses and test scores are equal for each layer and variant, whatever the global seed."""
     data = random_data(num_slots, 2, isinstance(options, EdgeOptions))
     grid = ProbeGrid(["0", "1", "2"], ["task", "control"], HIDDEN, num_slots, LABELS)
 
