@@ -36,8 +36,10 @@ from hf_ctxmodels.downstream.adapters import (
     delete_adapter,
     get_active_adapters,
     load_adapter,
+    load_fusion,
     merge_adapter,
     save_adapter,
+    save_fusion,
     set_active_adapters,
     train_adapter,
     train_fusion,
@@ -48,7 +50,7 @@ from hf_ctxmodels.downstream.adapters.adapter_checkpoints import (
 )
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
 from hf_ctxmodels.downstream.adapters.insertion import get_invertible_adapters, list_blocks, list_sublayer_adapters
-from hf_ctxmodels.downstream.adapters.management import has_adapters
+from hf_ctxmodels.downstream.adapters.management import has_adapters, remove_fusion
 from hf_ctxmodels.downstream.adapters.modules import BottleneckAdapter, SublayerAdapters
 from hf_ctxmodels.layers.transformer import ResidualSum
 from hf_ctxmodels.registry import FAMILIES
@@ -373,6 +375,23 @@ def test_damaged_files_raise(bert: PreTrainedModel, tmp_path: Path, file: str, c
         with pytest.raises(CtxError):
             load_adapter(bert, damaged.parent)
         assert not has_adapters(bert)
+
+
+def test_fusion_of_another_form_is_not_added(bert: PreTrainedModel, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        add_adapter(bert, name)
+    add_fusion(bert, ["a", "b"])
+    save_fusion(bert, ["a", "b"], tmp_path)
+    remove_fusion(bert, ["a", "b"])
+    names = set(bert.state_dict())
+    file = tmp_path / "adapter_fusion_config.json"
+    text = file.read_text()
+    file.write_text(text.replace('"key": true', '"key": false'))
+    with pytest.raises(CtxError, match="has no parameter .*key"):
+        load_fusion(bert, tmp_path)
+    assert set(bert.state_dict()) == names
+    file.write_text(text)
+    assert load_fusion(bert, tmp_path) == ("a", "b")
 
 
 def test_errors_list_valid_choices(bert: PreTrainedModel) -> None:

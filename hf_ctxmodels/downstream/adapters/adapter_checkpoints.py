@@ -40,6 +40,7 @@ from hf_ctxmodels.downstream.adapters.management import (
     add_fusion,
     delete_adapter,
     get_adapter_set,
+    remove_fusion,
     set_active_adapters,
 )
 from hf_ctxmodels.downstream.adapters.prediction_heads import find_flexible_head, load_head
@@ -216,7 +217,11 @@ def load_fusion(model: PreTrainedModel, source: str | Path) -> tuple[str, ...]:
     with wrap_errors("The names of the fused adapters cannot be read", location=file, hint=_COPY_AGAIN):
         names = tuple(content.get("adapter_names") or content["name"].split(","))
     add_fusion(model, names, fusion_from_file(content.get("config"), file))
-    _copy_tensors(file_tensors(base, ",".join(names)), tensors, source)
+    try:
+        _copy_tensors(file_tensors(base, ",".join(names)), tensors, source)
+    except CtxError:
+        remove_fusion(model, names)
+        raise
     return names
 
 
@@ -325,6 +330,7 @@ def _copy_tensors(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor
                 f"The adapter does not fit the model: {name} has shape {tuple(matched[name].shape)}, expected "
                 f"{tuple(parameter.shape)}.",
                 location=str(source),
+                hint="load the model that the adapter was trained in.",
             )
     for name, parameter in parameters.items():
         parameter.copy_(matched[name])

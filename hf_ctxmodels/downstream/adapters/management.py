@@ -274,6 +274,13 @@ def delete_adapter(model: PreTrainedModel, name: str) -> None:
     adapter_set.deleted |= {name, *fusions}
 
 
+def remove_fusion(model: PreTrainedModel, names: Sequence[str]) -> None:
+    """Remove a fusion that is not active; its files of an earlier `save_pretrained` remain."""
+    adapter_set, fusion = get_adapter_set(model), ",".join(names)
+    del adapter_set.fusions[fusion]
+    _remove_modules(adapter_set, fusion)
+
+
 @torch.no_grad()
 def merge_adapter(model: PreTrainedModel, name: str) -> None:
     """Merge an adapter into the weights before it, and delete it; outputs in evaluation mode stay equal.
