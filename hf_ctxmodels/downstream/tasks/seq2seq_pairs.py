@@ -11,7 +11,7 @@ from hf_ctxmodels.downstream.tasks.question_answering import Question
 @dataclass(frozen=True)
 class PairLimits:
     """Shortest and longest target and source in words; a longer source of a summary is truncated after the last
-    sentence that fits, other pairs beyond the limits are skipped."""
+    sentence that fits, other pairs beyond the limits are skipped. Sources of questions have no shortest length."""
 
     min_target: int = 4
     max_target: int = 40
