@@ -73,19 +73,19 @@ def align_languages(
     size = train_pairs + test_pairs
     if len(pairs) > size:
         pairs = random.Random(0).sample(list(pairs), size)
-    first_sentences, second_sentences = zip(*pairs)
-    x, has_x = encode_sentences(first, first_sentences)
-    y, has_y = encode_sentences(second, second_sentences)
+    x, has_x = encode_sentences(first, [sentence for sentence, _ in pairs])
+    y, has_y = encode_sentences(second, [translation for _, translation in pairs])
     x, y = x[has_x & has_y], y[has_x & has_y]
     if len(x) < 12:
         raise CtxError(f"{len(x)} pairs do not suffice for an alignment.", hint="use at least 12, better thousands.")
     test_size = test_pairs if len(x) == size else min(test_pairs, len(x) // 3)
+    train_size = min(train_pairs, len(x) - test_size)
     step = (len(second.layers) - 1) / max(1, len(first.layers) - 1)
     columns = [(column, round(column * step)) for column in range(len(first.layers))]
     scores = []
     for seed in seeds:
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-        test, train = order[:test_size], order[test_size:]
+        test, train = order[:test_size], order[test_size : test_size + train_size]
         scores.append([_align_layers(x[:, i], y[:, j], train, test) for i, j in columns])
     accuracy_unmapped, accuracy_mapped, cka = torch.tensor(scores).unbind(-1)
     return LayerAlignment(
@@ -93,7 +93,7 @@ def align_languages(
         accuracy_unmapped=accuracy_unmapped,
         accuracy_mapped=accuracy_mapped,
         cka=cka,
-        train_pairs=len(x) - test_size,
+        train_pairs=train_size,
         test_pairs=test_size,
     )
 

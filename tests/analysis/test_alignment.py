@@ -50,6 +50,8 @@ def test_rotation_is_recovered_from_word_pairs():
     assert (alignment.train_pairs, alignment.test_pairs) == (60, 30)
     custom_split = align_languages(RotatingEncoder(1), RotatingEncoder(2), pairs, test_pairs=20)
     assert (custom_split.train_pairs, custom_split.test_pairs) == (70, 20)
+    small_training = align_languages(RotatingEncoder(1), RotatingEncoder(2), pairs, train_pairs=40, test_pairs=100)
+    assert (small_training.train_pairs, small_training.test_pairs) == (40, 30)
     assert alignment.layers == [(0, 0), (1, 1)]
     assert alignment.accuracy_mapped[:, 1].tolist() == pytest.approx([1, 1])
     assert alignment.accuracy_unmapped[:, 1].max() < 0.3
@@ -57,6 +59,8 @@ def test_rotation_is_recovered_from_word_pairs():
     torch.testing.assert_close(alignment.cka[:, 1], torch.ones(2))
     with pytest.raises(CtxError, match="5 pairs do not suffice"):
         align_languages(RotatingEncoder(1), RotatingEncoder(2), pairs[:5])
+    with pytest.raises(CtxError, match="0 pairs do not suffice"):
+        align_languages(RotatingEncoder(1), RotatingEncoder(2), [])
 
 
 def test_multilingual_model_with_separate_vocabularies(tmp_path):
