@@ -77,6 +77,12 @@ def test_fill_templates() -> None:
     assert ("Ann and Ann",) not in texts
     sample = fill_templates([("{word} of {name}",)], {**lexicons, "name": [str(i) for i in range(90)]}, 7, Random(1))
     assert len(set(sample)) == 7
+    # four in five combinations repeat a name
+    lexicons["number"] = [str(number) for number in range(90)]
+    names = "{name1} {name2} {name3} {number}"
+    assert len(set(fill_templates([(names,)], lexicons, 100, Random(0)))) == 100
+    assert len(set(fill_templates([(names,)], lexicons, 1000, Random(0)))) == 6 * 90
+    assert fill_templates([("{word1} {word2} {word3} {number}",)], lexicons, 10, Random(0)) == []
 
 
 SUITE = """

@@ -22,6 +22,7 @@ from hf_ctxmodels.core.yaml_mapping import YamlMapping
 Kind = Literal["MFT", "INV", "DIR"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 DEFAULT_CASES = 100
+_MAX_COMBINATIONS = 1_000_000  # of lexicon entries to try
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
@@ -212,21 +213,27 @@ def fill_templates(
     names = [_placeholders(texts) for texts in templates]
     entries = [[lexicons[str(_lexicon_name(name, lexicons))] for name in placeholders] for placeholders in names]
     sizes = [math.prod(map(len, lists)) for lists in entries]
-    total = sum(sizes)
-    # some combinations are dropped, which repeat an entry
-    numbers = list(range(total)) if total <= 4 * count else generator.sample(range(total), 4 * count)
-    filled: dict[Texts, None] = {}
-    for number in numbers:
-        template = 0
-        while number >= sizes[template]:
-            number, template = number - sizes[template], template + 1
-        values: dict[str, str] = {}
-        for name, choices in zip(names[template], entries[template], strict=True):
-            number, index = divmod(number, len(choices))
-            values[name] = choices[index]
-        lexicon_names = [_lexicon_name(name, lexicons) for name in values]
-        if len(set(zip(lexicon_names, values.values(), strict=True))) == len(values):
-            texts = (_PLACEHOLDER.sub(lambda match: values[match[1]], text) for text in templates[template])  # noqa: B023
-            filled[tuple(texts)] = None
-    texts_or_pairs = list(filled)
-    return texts_or_pairs if len(texts_or_pairs) <= count else generator.sample(texts_or_pairs, count)
+
+    def fill(numbers: Sequence[int]) -> list[Texts]:
+        """The different texts of combinations of a template and entries, without those that repeat an entry."""
+        filled: dict[Texts, None] = {}
+        for number in numbers:
+            template = 0
+            while number >= sizes[template]:
+                number, template = number - sizes[template], template + 1
+            values: dict[str, str] = {}
+            for name, choices in zip(names[template], entries[template], strict=True):
+                number, index = divmod(number, len(choices))
+                values[name] = choices[index]
+            lexicon_names = [_lexicon_name(name, lexicons) for name in values]
+            if len(set(zip(lexicon_names, values.values(), strict=True))) == len(values):
+                texts = (_PLACEHOLDER.sub(lambda match: values[match[1]], text) for text in templates[template])  # noqa: B023
+                filled[tuple(texts)] = None
+        return list(filled)
+
+    total, num_sampled = sum(sizes), 4 * count  # more than `count`, since combinations may repeat an entry
+    while True:
+        filled = fill(range(total) if total <= num_sampled else generator.sample(range(total), num_sampled))
+        if len(filled) >= count or num_sampled >= min(total, _MAX_COMBINATIONS):
+            return filled if len(filled) <= count else generator.sample(filled, count)
+        num_sampled *= 4
