@@ -387,7 +387,7 @@ def test_fusion_of_another_form_is_not_added(bert: PreTrainedModel, tmp_path: Pa
     file = tmp_path / "adapter_fusion_config.json"
     text = file.read_text()
     file.write_text(text.replace('"key": true', '"key": false'))
-    with pytest.raises(CtxError, match="has no parameter .*key"):
+    with pytest.raises(CtxError, match=r"has no parameter .*key"):
         load_fusion(bert, tmp_path)
     assert set(bert.state_dict()) == names
     file.write_text(text)
