@@ -153,7 +153,7 @@ class UnigramClassifier:
 
     def scores(self, texts: Sequence[np.ndarray]) -> np.ndarray:
         """(texts, codes) log-likelihood of each text."""
-        return np.array([self.log_probabilities[:, ids].sum(1) for ids in texts]).reshape(len(texts), -1)
+        return np.array([self.log_probabilities[:, ids].sum(1) for ids in texts]).reshape(-1, len(self.codes))
 
 
 def confusion_table(attribution: Attribution) -> list[str]:

@@ -75,6 +75,7 @@ def test_naive_bayes_classifier() -> None:
     result = unigrams.attribution([("a", np.array([0])), ("a", np.array([2])), ("b", np.array([2, 1]))])
     assert result.confusion.tolist() == [[1, 1], [0, 1]]
     assert isinstance(result, Attribution)
+    assert unigrams.attribution([]).confusion.tolist() == [[0, 0], [0, 0]]
 
 
 def test_coded_texts_and_windows() -> None:
