@@ -107,11 +107,11 @@ def regression_scores(predictions: Sequence[float], references: Sequence[float])
 def ranking_scores(predictions: Sequence[Sequence[float]], references: Sequence[Sequence[bool]]) -> dict[str, float]:
     """Mean reciprocal rank (`mrr`) of the best relevant candidate and share of first ranks (`accuracy_at_1`) over
     queries, for the scores of each query's candidates and whether they are relevant. Of equal scores, irrelevant
-    candidates rank higher."""
+    candidates rank higher, also if scores are nan."""
     ranks = []
     for scores, relevance in zip(predictions, references, strict=True):
         best = max(score for score, is_relevant in zip(scores, relevance, strict=True) if is_relevant)
-        ranks.append(1 + sum(score >= best for score, is_relevant in zip(scores, relevance) if not is_relevant))
+        ranks.append(1 + sum(not score < best for score, is_relevant in zip(scores, relevance) if not is_relevant))
     return {"mrr": sum(1 / rank for rank in ranks) / len(ranks), "accuracy_at_1": ranks.count(1) / len(ranks)}
 
 

@@ -108,3 +108,11 @@ def test_squad_v2_scores():
 def test_metric_libraries_are_imported_lazily():
     code = "import sys, hf_ctxmodels.downstream.tasks; print([m for m in ('sklearn', 'seqeval') if m in sys.modules])"
     assert run_forked("-c", code).stdout.strip() == "[]"
+
+
+def test_ranks_of_equal_and_undefined_scores() -> None:
+    """A model whose scores are all equal or nan has the lowest ranks."""
+    for scores in ([0.5, 0.5, 0.5], [math.nan, math.nan, math.nan], [math.nan, 0.5, 0.1], [0.5, math.nan, 0.5]):
+        assert metrics.ranking_scores([scores], [[True, False, False]]) == {"mrr": 1 / 3, "accuracy_at_1": 0}
+    expected = {"mrr": pytest.approx((1 + 1 / 2) / 2), "accuracy_at_1": 0.5}
+    assert metrics.ranking_scores([[0.1, 0.9], [0.2, 0.3, 0.1]], [[False, True], [True, False, True]]) == expected
