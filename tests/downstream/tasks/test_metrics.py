@@ -116,3 +116,10 @@ def test_ranks_of_equal_and_undefined_scores() -> None:
         assert metrics.ranking_scores([scores], [[True, False, False]]) == {"mrr": 1 / 3, "accuracy_at_1": 0}
     expected = {"mrr": pytest.approx((1 + 1 / 2) / 2), "accuracy_at_1": 0.5}
     assert metrics.ranking_scores([[0.1, 0.9], [0.2, 0.3, 0.1]], [[False, True], [True, False, True]]) == expected
+
+
+def test_regression_scores_of_undefined_predictions() -> None:
+    scores = metrics.regression_scores([math.nan, 1.0, 2.0], [0.0, 1.0, 2.0])
+    assert math.isnan(scores.pop("mse"))
+    assert scores == {"pearsonr": 0, "spearmanr": 0}
+    assert metrics.regression_scores([1.0, 3.0], [2, 1])["mse"] == 2.5
