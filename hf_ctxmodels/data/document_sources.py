@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from glob import escape
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -322,10 +323,11 @@ def _directory_files(source: DatasetSource) -> list[DataFile]:
     from datasets.data_files import DataFilesList, EmptyDatasetError, get_data_patterns
 
     directory, split, location = source.name, source.split, str(source)
+    base_path = directory if is_url(directory) else escape(directory)  # `datasets` reads it as a pattern
     files: dict[str, list[str]] = {}
     try:
-        for name, patterns in get_data_patterns(directory).items():
-            names = DataFilesList.from_patterns(patterns, base_path=directory)
+        for name, patterns in get_data_patterns(base_path).items():
+            names = DataFilesList.from_patterns(patterns, base_path=base_path)
             files[str(name)] = [file for file in names if document_suffix(file) not in ("", ".md")]
     except (EmptyDatasetError, FileNotFoundError):
         return []  # `load_dataset` describes the problem

@@ -9,7 +9,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from glob import glob, has_magic
+from glob import escape, glob, has_magic
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
@@ -230,7 +230,7 @@ def local_files(path: str) -> list[str]:
     their names; none for a path without files."""
     if os.path.isfile(path):
         return [path]
-    pattern = os.path.join(path, "**") if os.path.isdir(path) else path
+    pattern = os.path.join(escape(path), "**") if os.path.isdir(path) else path
     return sorted(filter(os.path.isfile, glob(pattern, recursive=True)))
 
 

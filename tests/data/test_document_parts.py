@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import document_sources, documents, load_documents
+from hf_ctxmodels.data.document_sources import document_files
 from hf_ctxmodels.data.documents import Documents, NoDocumentError, SampledDocuments
 from hf_ctxmodels.data.files import describe_content, split_columns
 from hf_ctxmodels.data.text_files import FileRange, TextColumns, read_file
@@ -281,6 +282,21 @@ def test_file_with_equals_sign_is_no_table(tmp_path: Path) -> None:
     file.write_text("A text.")
     assert split_columns(str(file)) == (str(file), [])
     assert describe_content(str(file)).startswith("pairs.csv=new (7 bytes")
+
+
+def test_directory_whose_name_is_a_pattern(tmp_path: Path) -> None:
+    """The brackets of a name are not a pattern: the files are read, and identify the directory."""
+    directory = tmp_path / "news[1]"
+    directory.mkdir()
+    identities = set()
+    for text in ("One.", "Two."):
+        (directory / "a.txt").write_text(text)
+        (directory / "b.txt").write_text("Six.")
+        assert [*load_documents(str(directory))] == [[text], ["Six."]]
+        assert document_files([str(directory)]) == [str(directory / name) for name in ("a.txt", "b.txt")]
+        identities.add(describe_content(str(directory)))
+    assert len(identities) == 2
+    assert all(identity.startswith("news[1] (8 bytes") for identity in identities)
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
