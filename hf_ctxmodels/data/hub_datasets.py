@@ -111,11 +111,12 @@ def _default_split(name: str, split: str) -> str:
 
 
 def _load_from_disk(directory: Path, location: str) -> "datasets.Dataset | datasets.IterableDataset":
-    """The rows that `save_to_disk` wrote; raises CtxError if there are none."""
+    """The rows that `save_to_disk` wrote, with all columns, as Python values, whatever format they were saved with;
+    raises CtxError if there are none."""
     import datasets
 
     try:
-        return datasets.load_from_disk(directory)  # type: ignore[return-value]
+        return datasets.load_from_disk(directory).with_format(None)  # type: ignore[return-value]
     except IndexError as error:  # it concatenates no files
         raise CtxError(
             "The dataset cannot be opened: it has no rows.",

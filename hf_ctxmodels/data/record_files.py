@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from hf_ctxmodels.data.text_files import open_parquet, parquet_errors, read_json
 
 if TYPE_CHECKING:
     import datasets
+    import pyarrow
 
 RECORD_SUFFIXES = (".jsonl", ".parquet")
 _BATCH_SIZE = 1024
@@ -70,7 +72,7 @@ def class_names(source: str | Path, column: str) -> list[str]:
 
     if file_suffix(source) == ".parquet":
         with parquet_errors(str(source)):
-            features = datasets.Features.from_arrow_schema(open_parquet(str(source)).schema_arrow)
+            features = _parquet_features(open_parquet(str(source)).schema_arrow)
     elif is_dataset(str(source)):
         features = _open_dataset(DatasetSource.parse(str(source))).features or datasets.Features()
     else:
@@ -122,12 +124,26 @@ def _select_columns(
     return [name for name in features if any(f"{column}.".startswith(f"{name}.") for column in columns)]
 
 
-def _parquet_records(path: str, label_names: bool, columns: Sequence[str]) -> Iterator[tuple[Record, object]]:
+def _parquet_features(schema: "pyarrow.Schema") -> "datasets.Features":
+    """The features of the columns, null for a type that `datasets` does not have, such as maps."""
     import datasets
+    import pyarrow
 
+    try:
+        return datasets.Features.from_arrow_schema(schema)
+    except (ValueError, NotImplementedError):
+        features = datasets.Features()
+    for field in schema:
+        features[field.name] = datasets.Value("null")
+        with suppress(ValueError, NotImplementedError):
+            features |= datasets.Features.from_arrow_schema(pyarrow.schema([field]))
+    return features
+
+
+def _parquet_records(path: str, label_names: bool, columns: Sequence[str]) -> Iterator[tuple[Record, object]]:
     with parquet_errors(path):
         file = open_parquet(path)
-        features = datasets.Features.from_arrow_schema(file.schema_arrow)
+        features = _parquet_features(file.schema_arrow)
         rename = _label_decoder(features) if label_names else dict
         batches = file.iter_batches(_BATCH_SIZE, columns=_select_columns(features, columns))
         rows = (row for batch in batches for row in batch.to_pylist())

@@ -172,7 +172,9 @@ def has_labels(file: str | Path, column: str) -> bool:
 
 def is_label(value: Any) -> bool:
     """Whether a value of a table is a label: not if it is empty, or -1 as in the test sets of GLUE."""
-    return value not in (None, []) and str(value).strip() not in ("", "-1")
+    if value in (None, []) or value != value:  # NaN, as pandas writes a missing value
+        return False
+    return str(value).strip() != "" and parse_number(value) != -1
 
 
 def _read_delimited(

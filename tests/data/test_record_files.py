@@ -4,6 +4,8 @@ import json
 import shutil
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
 
@@ -174,6 +176,53 @@ def test_examples_without_a_class_are_skipped(tmp_path, capsys):
         examples = read("sequence-classification", path, text_columns="sentence1,sentence2")
         assert [example.label for example in examples] == expected
         assert ("2 of 4 examples have no label (-1); they are skipped" in capsys.readouterr().err) == classes
+
+
+def test_parquet_types_that_datasets_lacks(tmp_path):
+    """Columns of other types, such as maps, do not prevent reading a file."""
+    path = str(tmp_path / "a.parquet")
+    columns = {
+        "text": pa.array(["x", "y"]).dictionary_encode(),
+        "counts": pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int64())),
+        "meta": pa.array([{"mood": "good"}, None]),
+    }
+    pq.write_table(pa.table(columns), path)
+    assert [record["text"] for record, _ in read_records(path)] == ["x", "y"]
+    assert [row.values for row in read_table(path, ["text", "counts"])] == [
+        {"text": "x", "counts": [("a", 1)]},
+        {"text": "y", "counts": None},
+    ]
+    assert next(read_records(path, columns=["meta.mood"]))[0] == {"meta": {"mood": "good"}, "meta.mood": "good"}
+    assert class_names(path, "counts") == class_names(path, "text") == []
+
+
+@pytest.mark.parametrize("format_type", ["torch", "numpy", "pandas", "arrow", "columns"])
+def test_format_of_a_saved_dataset_is_ignored(tmp_path, format_type):
+    """`save_to_disk` saves the format in which rows are returned, for example as tensors, and without some columns."""
+    dataset = Dataset.from_dict(
+        {"text": ["x y", "z"], "label": [1, 0]}, Features({"text": Value("string"), "label": LABELS})
+    )
+    if format_type == "columns":
+        dataset = dataset.with_format("torch", columns=["label"])
+    else:
+        dataset = dataset.with_format(format_type)
+    dataset.save_to_disk(tmp_path)
+    rows = [row.values for row in read_table(tmp_path, ["text", "label"])]
+    assert rows == [{"text": "x y", "label": "equivalent"}, {"text": "z", "label": "not_equivalent"}]
+    assert {type(value) for row in rows for value in row.values()} == {str}
+    assert [*load_documents(str(tmp_path))] == [["x y"], ["z"]]
+
+
+def test_missing_labels_as_floating_point_numbers(tmp_path):
+    """pandas stores integers as floating-point numbers, and writes missing values as NaN."""
+    path = tmp_path / "a.jsonl"
+    for missing in ("NaN", "-1.0", "null", '" -1 "', '""', "[]"):
+        path.write_text('{"text": "x", "label": %s}\n' % missing)
+        assert not has_labels(path, "label"), missing
+    path.write_text('{"text": "x", "label": 1.0}\n{"text": "y", "label": NaN}\n')
+    assert has_labels(path, "label")
+    with pytest.raises(CtxError, match=r"nan is not a label(?s:.*)a\.jsonl:2"):
+        read("sequence-classification", str(path))
 
 
 def test_source_with_options(tmp_path, monkeypatch):

@@ -405,8 +405,8 @@ def get_texts(
 
 
 def parse_label(value: Any, location: str, hint: str = "correct the line, or pass another --label_column.") -> str:
-    """The label in a cell of a table; raises CtxError for an empty cell, null, a list or an object."""
-    if value is None or isinstance(value, (list, dict)) or str(value).strip() == "":
+    """The label in a cell of a table; raises CtxError for an empty cell, null, NaN, a list or an object."""
+    if value is None or value != value or isinstance(value, (list, dict)) or str(value).strip() == "":
         raise CtxError(f"{value!r} is not a label; expected a name or a number.", location=location, hint=hint)
     # pandas stores the integers of a column with missing values as floating-point numbers
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
