@@ -217,7 +217,7 @@ def test_missing_labels_as_floating_point_numbers(tmp_path):
     """pandas stores integers as floating-point numbers, and writes missing values as NaN."""
     path = tmp_path / "a.jsonl"
     for missing in ("NaN", "-1.0", "null", '" -1 "', '""', "[]"):
-        path.write_text('{"text": "x", "label": %s}\n' % missing)
+        path.write_text(f'{{"text": "x", "label": {missing}}}\n')
         assert not has_labels(path, "label"), missing
     path.write_text('{"text": "x", "label": 1.0}\n{"text": "y", "label": NaN}\n')
     assert has_labels(path, "label")
