@@ -1,6 +1,7 @@
 """Subcommands of `hf-ctxmodels data` for raw text: filters, and overlap with evaluation data."""
 
 import json
+import os
 from collections import Counter
 from dataclasses import dataclass
 from inspect import getdoc
@@ -54,6 +55,12 @@ def clean() -> None:
     data, arguments = parse_arguments((DataArguments, _DATA_FLAGS), CleaningArguments, description=getdoc(clean))
     check_text_suffix(arguments.output)
     inputs = (*document_files(data.dataset), arguments.bad_words)
+    if arguments.report is not None and os.path.realpath(arguments.report) == os.path.realpath(arguments.output):
+        raise CtxError(
+            "The report would replace the text.",
+            location=f"--output {arguments.output} --report {arguments.report}",
+            hint="choose two files.",
+        )
     for name in ("output", "report"):
         if (file := getattr(arguments, name)) is not None:
             check_output_file(file, flag=f"--{name}", overwrite=arguments.overwrite, inputs=inputs)

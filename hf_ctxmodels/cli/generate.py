@@ -27,7 +27,15 @@ from hf_ctxmodels.core.console import format_count, print_status
 from hf_ctxmodels.core.constants import MAX_SEED, NEWS_FIELDS
 from hf_ctxmodels.core.devices import DeviceArguments
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, check_range, flag, make_options, parse_choices, split_choice
+from hf_ctxmodels.core.flags import (
+    REQUIRED,
+    check_range,
+    flag,
+    make_options,
+    non_default_fields,
+    parse_choices,
+    split_choice,
+)
 from hf_ctxmodels.core.generation import LanguagePair
 from hf_ctxmodels.core.loading import require_existing_path
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
@@ -140,11 +148,12 @@ class GenerationArguments:
         check_range(self, "max_new_tokens", "max_length", "batch_size", "num_texts", at_least=1)
         check_range(self, "no_repeat_ngram_size", at_least=0)
         check_range(self, "repetition_penalty", above=0)
-        if self.lower_case and self.references is None:
+        unused = sorted(non_default_fields(self) & {"metrics", "lower_case"}) if self.references is None else []
+        if unused:
             raise CtxError(
-                "lower_case belongs to the metrics, which need references.",
-                location="--lower_case",
-                hint="pass --references, or omit --lower_case.",
+                f"{unused[0]} belongs to the metrics, which need references.",
+                location=f"--{unused[0]}",
+                hint=f"pass --references, or omit --{unused[0]}.",
             )
         if self.num_texts > 1 and (self.references is not None or not isinstance(self.decoding, SamplingOptions)):
             raise CtxError(

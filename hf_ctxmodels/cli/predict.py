@@ -74,7 +74,7 @@ class PredictionArguments:
     text_task: str | None = flag(
         None,
         "Task as text of a model of `finetune text2text`: a YAML file with one task, or the name of a packaged task.",
-        conflicts=("task", "task_name", "all_tasks"),
+        conflicts=("task", "task_name", "all_tasks", "may_be_unanswerable"),
     )
     prediction: Literal["generate", "rank"] = flag(
         "generate", "With --text_task: generate the output, or choose the label string with the highest likelihood."
@@ -120,11 +120,13 @@ def main() -> None:
     elif arguments.text_task is not None:
         results, score_lines = _predict_texts(arguments, task_arguments, placement)
     elif _has_seq2seq_head(load_config(arguments.model)):
+        _check_may_be_unanswerable(arguments, Seq2Seq.name)
         results, score_lines = _predict_targets(arguments, task_arguments, placement)
     else:
         options = {name: getattr(arguments, name) for name in ("task", "task_name", "max_length")}
         predictor = Predictor.open(arguments.model, task_arguments, **options)
         predictor.task.check_unused_arguments()
+        _check_may_be_unanswerable(arguments, predictor.task.name)
         results, score_lines = _predict(predictor, arguments, placement)
     digits = _SCREEN_DIGITS if arguments.output is None else _FILE_DIGITS
     text = "".join(json.dumps(_rounded(result, digits), ensure_ascii=False) + "\n" for result in results)
@@ -135,6 +137,12 @@ def main() -> None:
         print(f"{len(results):,} predictions in {arguments.output}")
     for line in score_lines:
         print(line, file=sys.stderr if arguments.output is None else sys.stdout)  # apart from printed predictions
+
+
+def _check_may_be_unanswerable(arguments: PredictionArguments, task: str) -> None:
+    """Raise CtxError if `may_be_unanswerable` is set for another task than question answering."""
+    if arguments.may_be_unanswerable and task != QuestionAnswering.name:
+        raise CtxError(f"The task {task} does not use it.", location="--may_be_unanswerable", hint="remove it.")
 
 
 def _predict(

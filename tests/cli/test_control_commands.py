@@ -151,6 +151,7 @@ def test_generation_with_control_codes(model: Path, tmp_path: Path) -> None:
         ({"control": "News", "fudge": "MODEL:label=x"}, "no labels"),
         ({"control": "News", "bag_of_words": "words.txt:weight=2"}, "Unknown option 'weight'"),
         ({"control": "News", "lower_case": True}, "pass --references"),
+        ({"control": "News", "metrics": "rouge"}, "pass --references"),
         ({"fields": ["title"]}, "NAME=TEXT"),
         ({"fields": ["title=A cat"], "control": "News"}, "without --references and --control"),
         ({"fields": ["title=A cat"]}, "no field tokens"),

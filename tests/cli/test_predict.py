@@ -234,6 +234,7 @@ def test_invalid_models_and_flags(tmp_path: Path) -> None:
     assert "hf-ctxmodels finetune" in command_output("predict", model=encoder, **file, fails=True)
     assert "hf-ctxmodels generate" in command_output("predict", model=decoder, **file, fails=True)
     assert "--choice_columns" in command_output("predict", model=head, **file, choice_columns="a,b", fails=True)
+    assert "--may_be_unanswerable" in command_output("predict", "--may_be_unanswerable", model=head, **file, fails=True)
     assert "No column 'review'" in command_output("predict", model=head, **file, text_columns="review", fails=True)
     assert "--device cuda:99" in command_output("predict", model=head, **file, device="cuda:99", fails=True)
     assert "input files" in command_output(

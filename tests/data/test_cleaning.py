@@ -140,6 +140,10 @@ def test_clean_command(tmp_path, suffix):
     assert files["output"].read_bytes() == content
     command_output("data clean", "--overwrite", "--skip_rules", "brackets", "duplicates", **flags)
     assert len(list(load_documents(str(files["output"])))) == 3
+    link = tmp_path / f"link{suffix}"
+    link.symlink_to(files["output"])
+    same_files = flags | {"report": link}
+    assert "report would replace" in command_output("data clean", "--overwrite", fails=True, **same_files)
     flags["output"] = tmp_path / "clean.csv"
     assert "use .txt or .jsonl" in command_output("data clean", fails=True, **flags)
 
