@@ -15,6 +15,7 @@ interrupted command continues when it is run again. The output is
 
 import hashlib
 import json
+import re
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
@@ -73,7 +74,7 @@ class EmbeddingArguments:
                 hint=f"use one of {', '.join(_WRITERS)}.",
             )
         check_sentence_file(self.input, f"--input {self.input}")
-        if self.layers not in ("last", "mix", "all") and not self.layers.lstrip("-").isdecimal():
+        if not re.fullmatch(r"last|mix|all|-?\d+", self.layers):
             raise CtxError(
                 f"Invalid value {self.layers!r}.", location="--layers", hint="use last, mix, all or a number."
             )

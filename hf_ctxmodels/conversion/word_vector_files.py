@@ -21,7 +21,7 @@ from transformers import AutoModel
 
 from hf_ctxmodels.conversion.released_files import Conversion
 from hf_ctxmodels.conversion.word_vectors import WordVectors, gensim_models
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import check_output_file, replacing, replacing_files
 from hf_ctxmodels.core.paths import local_path
@@ -249,12 +249,17 @@ class WordVectorConversion(Conversion):
         if (self.input_format is None) == (self.output_format is None):
             raise CtxError("The format is missing or ambiguous.", hint="pass either --input_format or --output_format.")
         if self.input_format is not None:
+            if self.family is None:
+                raise CtxError("The family of the model is missing.", location="--family", hint="pass --family.")
             self.check_output()
             if self.input_format != GENSIM:
                 vectors = READERS[self.input_format](self.input)
             elif self.allow_pickle:
-                loaded = gensim_models().KeyedVectors.load(self.input)
-                vectors = WordVectors.from_gensim(getattr(loaded, "wv", loaded))
+                models = gensim_models()
+                hint = "use a file saved by gensim, with its .npy files, or another --input_format."
+                with wrap_errors("The file cannot be read as word vectors of gensim", location=self.input, hint=hint):
+                    loaded = models.KeyedVectors.load(self.input)
+                    vectors = WordVectors.from_gensim(getattr(loaded, "wv", loaded))
             else:
                 raise CtxError(
                     "A file saved by gensim is a pickle, which can execute code.",
@@ -262,8 +267,6 @@ class WordVectorConversion(Conversion):
                     hint="pass --allow_pickle if you trust its source, or save it with gensim's save_word2vec_format.",
                 )
             vectors.lower_case = self.lower_case
-            if self.family is None:
-                raise CtxError("The family of the model is missing.", location="--family", hint="pass --family.")
             self.save(*vectors.to_model(self.family))
         else:
             check_output_file(self.output, flag="--output", overwrite=self.overwrite)

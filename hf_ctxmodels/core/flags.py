@@ -25,6 +25,9 @@ Options = TypeVar("Options")
 REQUIRED: Any = MISSING
 """Default of a required flag."""
 
+_NAME_WITH_OPTIONS = re.compile(r"(.*?):([A-Za-z_][\w-]*=.*)", re.DOTALL)
+_NAME = re.compile(r"((?:[A-Za-z]:(?=[\\/])|[a-z][\w+.-]*://)?[^:]*):?(.*)", re.DOTALL)  # with a drive or a protocol
+
 
 def flag(
     default: object,
@@ -125,15 +128,17 @@ def make_options(options: type[Any], name: str, option_strings: Mapping[str, str
 def split_choice(text: str) -> tuple[str, dict[str, str]]:
     """Split `"q-bert:bits=2,4,groups=128"` into `("q-bert", {"bits": "2,4", "groups": "128"})`.
 
-    An option that is given again has another value: `scale=a=2,scale=b=3` is `{"scale": "a=2,b=3"}`.
+    An option that is given again has another value: `scale=a=2,scale=b=3` is `{"scale": "a=2,b=3"}`. The name may be a
+    path with a drive, as in `C:\\words.txt:bias=2`, or a URL.
     """
-    name, _, option_text = text.partition(":")
+    match = _NAME_WITH_OPTIONS.match(text) or _NAME.match(text)
+    name, option_text = match.groups() if match else (text, "")
     options: dict[str, str] = {}
     key = ""
     for item in option_text.split(",") if option_text else ():
-        if match := re.match(r"([A-Za-z_][\w-]*)=", item):
-            key = match[1].replace("-", "_")
-            value = item[match.end() :]
+        if assignment := re.match(r"([A-Za-z_][\w-]*)=", item):
+            key = assignment[1].replace("-", "_")
+            value = item[assignment.end() :]
             options[key] = f"{options[key]},{value}" if key in options else value
         elif key:  # another value of the same option
             options[key] += f",{item}"

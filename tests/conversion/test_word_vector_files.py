@@ -153,6 +153,12 @@ def test_pickles_require_allow_pickle(tmp_path: Path) -> None:
     assert "pickle" in command_output(COMMAND, *flags, fails=True)
     command_output(COMMAND, *flags, "--allow_pickle")
     assert len(AutoTokenizer.from_pretrained(tmp_path / "model")) == 8
+    (tmp_path / "vectors.kv").write_text("2 3\n")
+    error = command_output(COMMAND, *flags, "--allow_pickle", "--overwrite", fails=True)
+    assert "cannot be read as word vectors of gensim" in error
+    assert "pass --family" in command_output(
+        COMMAND, input=tmp_path / "none", input_format="glove", output=tmp_path / "out", fails=True
+    )
 
 
 @pytest.mark.parametrize("family", STATIC)

@@ -229,5 +229,6 @@ def test_embed_command_errors(folders: dict[str, str], tmp_path: Path) -> None:
     flags = ["--model", folders["bert"], "--input", str(tmp_path / "empty.txt"), "--output"]
     assert "format of the output" in command_output("embed", "words", *flags, tmp_path / "vectors.npy", fails=True)
     output = tmp_path / "vectors.npz"
-    assert "--layers" in command_output("embed", "words", *flags, output, "--layers", "first", fails=True)
+    for layers in ("first", "--5", "1-"):
+        assert "--layers" in command_output("embed", "words", *flags, output, f"--layers={layers}", fails=True)
     assert "no words" in command_output("embed", "words", *flags, output, fails=True)
