@@ -24,7 +24,7 @@ from hf_ctxmodels.conversion.released_files import (
     read_torch_file,
 )
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, flag
+from hf_ctxmodels.core.flags import REQUIRED, flag, non_default_fields
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.models.mass.configuration_mass import CtxMassConfig
@@ -302,11 +302,18 @@ class MassConversion(Conversion):
         if "encoder" in checkpoint:
             if self.codes is None:
                 raise CtxError("The checkpoint is a translation model.", location=file, hint="pass --codes.")
+            self._check_unused("translation", "vocabulary")
             model = build_translation_model(checkpoint, file, self.language)
             merges = read_codes(self.codes)
             return model, build_translation_tokenizer(checkpoint, merges, file, self.word_splitting), file
         if self.vocabulary is None:
             raise CtxError("The checkpoint is a summarization model.", location=file, hint="pass --vocabulary.")
+        self._check_unused("summarization", "codes", "language", "word_splitting")
         tokenizer = read_vocabulary(self.vocabulary)
         ids = (tokenizer.pad_token_id, tokenizer.convert_tokens_to_ids("[CLS]"), tokenizer.sep_token_id)
         return build_summarization_model(checkpoint, file, *ids), tokenizer, file
+
+    def _check_unused(self, kind: str, *names: str) -> None:
+        """Raise CtxError if one of the flags is set."""
+        if unused := sorted(non_default_fields(self) & {*names}):
+            raise CtxError(f"The checkpoint is a {kind} model.", location=f"--{unused[0]}", hint="remove the flag.")

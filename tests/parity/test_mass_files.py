@@ -237,3 +237,6 @@ def test_invalid_checkpoints_raise(tmp_path: Path, capsys: pytest.CaptureFixture
     flags = ["--checkpoint", tmp_path / "a.pth", "--vocabulary", tmp_path / "dict.txt", "--output", tmp_path / "out"]
     assert run_command("convert", "mass", *flags) == 2
     assert "pass --codes" in capsys.readouterr().err
+    (tmp_path / "codes").write_text("a b 1\n")
+    assert run_command("convert", "mass", *flags, "--codes", tmp_path / "codes") == 2
+    assert "--vocabulary" in capsys.readouterr().err
