@@ -19,6 +19,7 @@ from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.loading import file_digest
 from hf_ctxmodels.core.output_files import replacing, write_text_file
+from hf_ctxmodels.data.document_sources import document_files
 
 FORMAT = "hf_ctxmodels analysis"
 VERSION = 1
@@ -30,14 +31,15 @@ class PartialResults:
     Args:
         file: JSON file.
         identity: JSON value that determines the results; a file with another identity is not used.
-        data_files: Local files whose content the results depend on too.
+        data_files: Sources whose content the results depend on too: local files, patterns and directories. The content
+            of others, such as datasets of the Hub, is not compared.
 
     Attributes:
         results: Sections of JSON values, empty without a file.
     """
 
     def __init__(self, file: str | Path, identity: object, data_files: Sequence[str | Path] = ()) -> None:
-        digests = [file_digest(Path(name)) for name in data_files if Path(name).is_file()]
+        digests = [file_digest(Path(file)) for file in document_files(map(str, data_files))]
         self.file, self.identity = Path(file), json.loads(json.dumps([identity, digests]))
         self.results: dict[str, Any] = {}
         self._last_save = time.monotonic()

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from glob import glob
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,10 @@ from hf_ctxmodels.core.output_files import replacing
 from hf_ctxmodels.core.paths import is_url, local_path
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
 from hf_ctxmodels.data.control_codes import add_control_codes
-from hf_ctxmodels.data.document_sources import NONE
+from hf_ctxmodels.data.document_sources import NONE, document_files
 from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.files import file_errors, file_info, open_file, source_path
+from hf_ctxmodels.data.files import file_errors, file_info, open_file
 from hf_ctxmodels.data.folders import RemoteFolder
 from hf_ctxmodels.data.preparation import Preparation, examples_of, held_out_errors, text_parts
 from hf_ctxmodels.data.prepared import (
@@ -425,11 +424,7 @@ def _digest_tokenizer_files(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def _source_versions(documents: Documents, sources: Iterable[str]) -> list[Any]:
     """Modification times of local files, and fingerprints of datasets of the Hub."""
-    times = []
-    for source in sources:
-        for name in sorted(glob(source_path(source), recursive=True)):
-            files = sorted(Path(name).rglob("*")) if os.path.isdir(name) else [Path(name)]
-            times += [(str(file), file.stat().st_mtime_ns) for file in files if file.is_file()]
+    times = [(file, os.stat(file).st_mtime_ns) for file in document_files(sources)]
     readers = [chunk.read for part in documents.layout for chunk in part.chunks]
     return [*times, *sorted({fingerprint for reader in readers for fingerprint in _fingerprints(reader)})]
 

@@ -45,6 +45,19 @@ def test_partial_results(tmp_path):
     assert PartialResults(file, {"seeds": [1, 2]}, [data]).results == {}
 
 
+@pytest.mark.parametrize("source", ["texts", "texts/*.txt", "texts:split=train"])
+def test_partial_results_depend_on_all_files(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("a")
+    partial = PartialResults("partial.json", "lines", [source])
+    partial.results["line"] = {"0": 0.5}
+    partial.save()
+    assert PartialResults("partial.json", "lines", [source]).results
+    (tmp_path / "texts" / "a.txt").write_text("b")
+    assert not PartialResults("partial.json", "lines", [source]).results
+
+
 @pytest.mark.parametrize("has_package", [True, False])
 def test_saved_files(result, tmp_path, capsys, monkeypatch, has_package):
     if not has_package:

@@ -22,7 +22,7 @@ from zoo import TINY
 
 from hf_ctxmodels import CtxBertConfig, CtxBertTokenizer, CtxCoveTokenizer, CtxGloveTokenizer
 from hf_ctxmodels.core.console import format_number
-from hf_ctxmodels.data import document_sources
+from hf_ctxmodels.data import document_sources, load_documents
 from hf_ctxmodels.data import documents as documents_module
 from hf_ctxmodels.data.prepared import PreparedCorpus
 from hf_ctxmodels.tokenizers.word_level import TRANSLATION_SEPARATOR
@@ -143,6 +143,18 @@ def test_second_run_reads_cached_examples(folder: Path, monkeypatch: pytest.Monk
     (folder / "text.txt").write_text(text[:-9] + text[-9:].upper())  # same size
     train(folder, "third", num_proc=1, **text_flags(folder))
     assert "preparing the text in the cache" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["news", "news[1]"])
+def test_version_of_a_directory_has_the_dates_of_its_files(tmp_path: Path, name: str) -> None:
+    """Also if its name has the brackets of a pattern."""
+    file = tmp_path / name / "a.txt"
+    file.parent.mkdir()
+    file.write_text("A text.")
+    documents = load_documents(str(file.parent))
+    versions = corpora._source_versions(documents, [str(file.parent)])
+    os.utime(file, (1, 1))
+    assert versions != corpora._source_versions(documents, [str(file.parent)]) == [(str(file), 10**9)]
 
 
 @pytest.fixture
