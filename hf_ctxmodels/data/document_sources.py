@@ -12,7 +12,7 @@ from typing import Any
 
 from hf_ctxmodels.core.console import is_main_process, print_status
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_range, flag
+from hf_ctxmodels.core.flags import check_conflicts, check_range, flag
 from hf_ctxmodels.core.loading import read_utf8
 from hf_ctxmodels.core.paths import is_url, local_path
 from hf_ctxmodels.data.demo_corpus import demo_documents
@@ -99,7 +99,9 @@ class DataArguments:
         "objective option `units`.",
     )
     control_codes: list[str] = flag(
-        (), "Control code for each --dataset, the first token of each example of its documents; `-` for none."
+        (),
+        "Control code for each --dataset, the first token of each example of its documents; `-` for none.",
+        conflicts=("units_column",),
     )
     control_column: str | None = flag(
         None,
@@ -127,9 +129,10 @@ class DataArguments:
         """All documents; each iteration reads them again, and files are always streamed.
 
         Raises:
-            CtxError: A source does not exist, or the numbers of arguments do not match. Errors in the data are raised
-                while iterating.
+            CtxError: A source does not exist, the numbers of arguments do not match, or two options cannot be combined.
+                Errors in the data are raised while iterating.
         """
+        check_conflicts(self)
         options = self.translations, self.language_tags, self.control_codes
         if any(len(values) not in (0, len(self.dataset)) for values in options):
             raise CtxError(
@@ -151,6 +154,12 @@ class DataArguments:
             self.dataset, *(values or absent for values in options), strict=True
         ):
             tag = "" if tag == NONE else f"{tag} "
+            if code != NONE and (translation != NONE or split_columns(dataset)[1]):
+                raise CtxError(
+                    "Translations and labeled pairs have no control codes.",
+                    location=dataset,
+                    hint=f"write {NONE} in place of the code {code}.",
+                )
             readers: list[SizedReader]
             if translation != NONE:
                 text, translated = files = [require_file(path) for path in (dataset, translation)]

@@ -457,3 +457,26 @@ def test_invalid_news_files(tmp_path: Path) -> None:
 def test_stray_nul_characters_are_text(tmp_path):
     (tmp_path / "corpus.txt").write_bytes(b"a\0b\nA \0\0 cat sat.\n")
     assert list(read_lines(tmp_path / "corpus.txt")) == ["a\0b\n", "A \0\0 cat sat.\n"]
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("a.jsonl", {"units_column": "units", "control_codes": ["News"]}, "--control_codes cannot be combined"),
+        ("a.jsonl", {"control_column": "code", "control_codes": ["News"]}, "--control_column cannot be combined"),
+        ("a.txt", {"translations": ["b.txt"], "control_codes": ["News"]}, "have no control codes"),
+        ("a.tsv=a,b,label", {"control_codes": ["News"]}, "have no control codes"),
+    ],
+)
+def test_control_codes_that_would_replace_other_data_raise(tmp_path, monkeypatch, source, options, message):
+    """The units, the code of the column, or the label was lost."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text('{"text": "New York.", "units": ["New York"], "code": "A"}\n')
+    Path("a.tsv").write_text("a\tb\tlabel\nx\ty\t1\n")
+    for name in ("a.txt", "b.txt"):
+        Path(name).write_text("A text.\n")
+    with pytest.raises(CtxError, match=message):
+        load_documents(source, **options)
+    if message == "have no control codes":
+        options["control_codes"] = ["-"]
+        assert len([*load_documents(source, **options)]) == 1
