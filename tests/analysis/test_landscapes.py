@@ -217,3 +217,7 @@ def test_language_modeling_loss(tmp_path):
         other_encoder, _ = tiny_pair("bert", "AutoModel", TEXTS, **fields)
         with pytest.raises(CtxError, match=f"another architecture: .* {problem}"):
             checkpoint_weights(loss, save(tmp_path / problem, other_encoder, tokenizer))
+    # weights of the same names and shapes
+    decoder, _ = tiny_pair("gpt2", "AutoModel", TEXTS, hidden_size=encoder.config.hidden_size)
+    with pytest.raises(CtxError, match="another architecture: a CtxGpt2Config, expected a CtxBertConfig"):
+        checkpoint_weights(loss, save(tmp_path / "decoder", decoder, tokenizer))
