@@ -23,9 +23,9 @@ from hf_ctxmodels.conversion.released_files import Conversion
 from hf_ctxmodels.conversion.word_vectors import WordVectors, gensim_models
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
-from hf_ctxmodels.core.output_files import check_output_file, replacing, replacing_files
+from hf_ctxmodels.core.output_files import check_output_file, replacing, replacing_files, write_compressed
 from hf_ctxmodels.core.paths import local_path
-from hf_ctxmodels.data.files import compression_suffix, file_errors, file_info, open_file, write_compressed
+from hf_ctxmodels.data.files import compression_suffix, file_errors, file_info, open_file
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
 

@@ -2,6 +2,7 @@
 permissions."""
 
 import errno
+import gzip
 import os
 import re
 import shutil
@@ -9,9 +10,10 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -272,10 +274,27 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+@contextmanager
+def write_compressed(path: str | Path, suffix: str) -> Iterator[BinaryIO]:
+    """Open a file for writing bytes, which are compressed for the suffix `.gz` or `.zst`; equal bytes give equal
+    files."""
+    with ExitStack() as stack:
+        if suffix == ".zst":
+            import pyarrow
+
+            yield stack.enter_context(pyarrow.CompressedOutputStream(str(path), "zstd"))
+            return
+        file: Any = stack.enter_context(open(path, "wb"))
+        if suffix == ".gz":  # without name and time, which its header would have
+            file = stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0))
+        yield file
+
+
 def write_text_file(file: str | Path, text: str) -> None:
-    """Write a text file atomically, and its folders; raises CtxError if writing fails."""
-    with replacing(file) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    """Write a text file atomically, and its folders, compressed if its name ends in `.gz` or `.zst`; raises CtxError if
+    writing fails."""
+    with replacing(file) as temporary, write_compressed(temporary, Path(file).suffix) as output:
+        output.write(text.encode())
 
 
 def write_tensors(file: str | Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:

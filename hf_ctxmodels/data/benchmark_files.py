@@ -10,8 +10,8 @@ from typing import Any
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.loading import parse_json
-from hf_ctxmodels.core.output_files import replacing
-from hf_ctxmodels.data.files import DataFile, compression_suffix, file_name, file_suffix, write_compressed
+from hf_ctxmodels.core.output_files import replacing, write_compressed
+from hf_ctxmodels.data.files import DataFile, compression_suffix, file_name, file_suffix
 from hf_ctxmodels.data.hub_datasets import is_dataset
 from hf_ctxmodels.data.table_files import read_table
 from hf_ctxmodels.data.text_files import Separator, guess_separator, read_text

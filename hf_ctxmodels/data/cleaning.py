@@ -20,9 +20,9 @@ import numpy as np
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_range
-from hf_ctxmodels.core.output_files import replacing
+from hf_ctxmodels.core.output_files import replacing, write_compressed
 from hf_ctxmodels.data.documents import split_sentences
-from hf_ctxmodels.data.files import compression_suffix, file_suffix, write_compressed
+from hf_ctxmodels.data.files import compression_suffix, file_suffix
 from hf_ctxmodels.data.overlap import ngram_hashes
 
 END_MARKS = (".", "?", "!", '"', "”")

@@ -8,7 +8,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from glob import escape, glob, has_magic
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
@@ -249,22 +249,6 @@ def open_file(path: str) -> BinaryIO:
 
         return io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd"), _BUFFER_SIZE)
     return io.BufferedReader(file, _BUFFER_SIZE) if is_url(path) else open(path, "rb")
-
-
-@contextmanager
-def write_compressed(path: str | Path, suffix: str) -> Iterator[BinaryIO]:
-    """Open a file for writing bytes, which are compressed for the suffix `.gz` or `.zst`; equal bytes give equal
-    files."""
-    with ExitStack() as stack:
-        if suffix == ".zst":
-            import pyarrow
-
-            yield stack.enter_context(pyarrow.CompressedOutputStream(str(path), "zstd"))
-            return
-        file: Any = stack.enter_context(open(path, "wb"))
-        if suffix == ".gz":  # without name and time, which its header would have
-            file = stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0))
-        yield file
 
 
 def describe_content(source: str) -> str:

@@ -8,6 +8,7 @@ import stat
 import pytest
 
 from hf_ctxmodels.core.output_files import flush_to_disk, write_text_file
+from hf_ctxmodels.data.text_files import read_lines
 
 
 @pytest.fixture
@@ -53,3 +54,15 @@ def test_flushing_an_unwritable_file_raises(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(PermissionError):
         flush_to_disk(tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
+def test_text_files_are_compressed_by_their_suffix(tmp_path, name):
+    """As of `predict --output predictions.jsonl.gz`; equal texts give equal files."""
+    text = "Käse\n" * 100
+    write_text_file(tmp_path / name, text)
+    content = (tmp_path / name).read_bytes()
+    assert "".join(read_lines(tmp_path / name)) == text
+    assert (len(content) < len(text.encode())) == (name != "a.jsonl")
+    write_text_file(tmp_path / name, text)
+    assert (tmp_path / name).read_bytes() == content
