@@ -133,6 +133,18 @@ def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> FamilySpec:
     raise CtxError(f"There is no family {key!r}.", hint=f"use one of: {', '.join(FAMILIES)}.")
 
 
+def first_family(config: PreTrainedConfig) -> str:
+    """The name of the first of the families from which a configuration's family is derived, or of the family itself;
+    its `model_type` if it is of none. Models of one first family have weights with the same names and meaning."""
+    try:
+        family = get_family(config)
+    except CtxError:
+        return str(config.model_type)
+    while family.parent is not None:
+        family = get_family(family.parent)
+    return family.name
+
+
 def encoder_decoder_spec(config: CtxEncoderDecoderConfig) -> FamilySpec:
     """The specification of an encoder-decoder from two models, with the tokenizer of its encoder. It is not one of the
     `FAMILIES`: a new model is created from two checkpoints."""

@@ -7,7 +7,7 @@ Tied weights are one parameter, and buffers keep their values.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.adapter_support import suppress_adapter_notice
 from hf_ctxmodels.core.devices import to_float64
@@ -27,7 +27,7 @@ from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.inference.prediction import Predictor
-from hf_ctxmodels.registry import get_family
+from hf_ctxmodels.registry import first_family
 from hf_ctxmodels.training.model_loading import load_config, load_model, loaded_names, new_model_with_seed
 
 Weights = dict[str, Tensor]
@@ -157,21 +157,11 @@ def checkpoint_weights(loss: HeldOutLoss, source: str | Path, seed: int = 0) -> 
     return weights
 
 
-def _first_family(config: PreTrainedConfig) -> str:
-    """The name of the family, or of the first family from which it is derived; of another model its type."""
-    with suppress(CtxError):
-        family = get_family(config)
-        while family.parent is not None:
-            family = get_family(family.parent)
-        return family.name
-    return str(config.model_type)
-
-
 def _checkpoint_parameters(loss: HeldOutLoss, source: str) -> tuple[Weights, str]:
     """The parameters of a checkpoint by their names in a model, without new ones, and the prefix of these names: none
     if the checkpoint has the same head, else of the base model."""
     model, config = loss.model, load_config(source)
-    if _first_family(config) != _first_family(model.config):
+    if first_family(config) != first_family(model.config):
         raise CtxError(
             f"The checkpoint is of another architecture: a {type(config).__name__}, expected a "
             f"{type(model.config).__name__}.",

@@ -74,7 +74,9 @@ class LandscapeArguments(OutputArguments):
     views: list[str] = flag(("line", "rollback"), "Views.", choices=VIEWS)
     points: int = flag(21, "Points of a line.")
     plane_points: int = flag(11, "Points of each axis of a plane.")
-    max_examples: int | None = flag(None, "Use the first N examples of --validation_file; by default all.")
+    max_examples: int | None = flag(
+        None, "Use the first N examples of --validation_file; by default all.", conflicts=("text",)
+    )
     batch_size: int = flag(32, "Examples per batch.")
     seed: int = flag(0, "Seed of random directions, and of the random weights used as the origin for --scratch.")
 
@@ -90,6 +92,12 @@ class LandscapeArguments(OutputArguments):
             )
         if self.text and self.scratch is not None:
             raise CtxError("A model from scratch has no pretraining loss.", location="--scratch", hint="remove it.")
+        if self.other is not None and "surface" not in self.views:
+            raise CtxError(
+                "Only the view surface has a direction towards another model.",
+                location=f"--other {self.other}",
+                hint="add surface to --views, or remove it.",
+            )
 
 
 @dataclass

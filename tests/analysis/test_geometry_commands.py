@@ -171,6 +171,8 @@ def test_interrupted_landscape_resumes(folder, tmp_path, monkeypatch):
     assert "7.000" not in command_output("analyze landscape", overwrite=True, **flags)
     result = AnalysisResult.load(tmp_path / "out" / "landscape.json")
     assert result.figures[0].values[1][1] == pytest.approx(result.tables[0].cells[1][0], rel=1e-5)
+    unused_flags = flags | {"other": flags["model"], "views": "line"}
+    assert "Only the view surface" in command_output("analyze landscape", overwrite=True, fails=True, **unused_flags)
     flags["pretrained"] = flags["model"]
     assert "has the weights of the pretrained" in command_output(
         "analyze landscape", overwrite=True, fails=True, **flags

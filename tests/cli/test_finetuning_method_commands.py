@@ -204,7 +204,7 @@ def test_evaluate_forgetting(folder: Path, tmp_path: Path) -> None:
     changed.save_pretrained(tmp_path / "int8")
     for pretrained, finetuned, message in (
         (tmp_path / "other", source, "lacks its pretraining head"),
-        (source, folder / "gpt", "of different models"),
+        (source, folder / "gpt", "of different models: CtxBertConfig and CtxGptConfig"),
         (source, tmp_path / "deeper", "only one of them has layers."),
         (source, tmp_path / "int8", "weights of a quantized model is undefined"),
     ):
