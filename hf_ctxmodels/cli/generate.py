@@ -112,7 +112,9 @@ class GenerationArguments:
         None, "File with one source or prompt per line, optionally .gz or .zst; with --target a .jsonl of articles."
     )
     output_file: str | None = flag(
-        None, "File for the generated texts, one per line; by default they are printed, unless --references are given."
+        None,
+        "File for the generated texts, one per line, optionally .gz or .zst; by default they are printed, unless "
+        "--references are given.",
     )
     overwrite: bool = flag(False, "Replace --output_file if it exists.")
     decoding: GreedyOptions | BeamOptions | SamplingOptions = flag(

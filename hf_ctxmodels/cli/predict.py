@@ -62,7 +62,9 @@ class PredictionArguments:
         "File or dataset with the examples, as for `finetune` with or without labels (the default split is test), or a "
         ".txt file of texts.",
     )
-    output: str | None = flag(None, "JSONL file for the predictions; by default they are printed.")
+    output: str | None = flag(
+        None, "JSONL file for the predictions, optionally .gz or .zst; by default they are printed."
+    )
     overwrite: bool = flag(False, "Replace --output if it exists.")
     task: str | None = flag(None, "Task of the model; by default of its fine-tuning, or of its head.", choices=KINDS)
     task_name: str | None = flag(None, "Task of a multi-task model.")
