@@ -158,7 +158,7 @@ class DataArguments:
                 raise CtxError(
                     "Translations and labeled pairs have no control codes.",
                     location=dataset,
-                    hint=f"write {NONE} in place of the code {code}.",
+                    hint=f"pass {NONE} instead of the code {code}.",
                 )
             readers: list[SizedReader]
             if translation != NONE:
