@@ -485,9 +485,7 @@ def _check_encoder(model: PreTrainedModel, report: dict[str, Any], source: str |
     hint = "use the model.safetensors and the config.json of the same model."
     unexpected = report["unexpected_keys"]
     if unexpected and all(name.startswith(_WRAPPER_PREFIX) for name in unexpected):
-        hint = (
-            f"remove the prefix {_WRAPPER_PREFIX!r} of all names in the file, or save model.module instead of model."
-        )
+        hint = f"remove the prefix {_WRAPPER_PREFIX!r} of all names in the file, or save model.module instead of model."
     raise CtxError(f"The weights do not match the configuration: {problem}.", location=str(source), hint=hint)
 
 
