@@ -106,7 +106,8 @@ def load_config(
         )
     hint = "use a directory with a config.json, or a Hub id."
     with suppress(CtxError):
-        if has_config and "model_type" not in read_json(directory / "config.json"):
+        fields = read_json(directory / "config.json") if has_config else None
+        if isinstance(fields, dict) and "model_type" not in fields:
             hint = 'add "model_type": "bert", or the type of its family, to config.json.'
     with _wrap_library_errors("No usable model configuration", source, hint):
         return change_config(config_class.from_pretrained(source), changes, source)
