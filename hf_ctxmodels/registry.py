@@ -133,9 +133,9 @@ def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> FamilySpec:
     raise CtxError(f"There is no family {key!r}.", hint=f"use one of: {', '.join(FAMILIES)}.")
 
 
-def first_family(config: PreTrainedConfig) -> str:
-    """The name of the first of the families from which a configuration's family is derived, or of the family itself;
-    its `model_type` if it is of none. Models of one first family have weights with the same names and meaning."""
+def root_family(config: PreTrainedConfig) -> str:
+    """The name of the family without a parent from which a configuration's family is derived, or of the family itself;
+    its `model_type` if it is of none. Models of one root family have weights with the same names and meaning."""
     try:
         family = get_family(config)
     except CtxError:

@@ -27,7 +27,7 @@ from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.inference.prediction import Predictor
-from hf_ctxmodels.registry import first_family
+from hf_ctxmodels.registry import root_family
 from hf_ctxmodels.training.model_loading import load_config, load_model, loaded_names, new_model_with_seed
 
 Weights = dict[str, Tensor]
@@ -161,7 +161,7 @@ def _checkpoint_parameters(loss: HeldOutLoss, source: str) -> tuple[Weights, str
     """The parameters of a checkpoint by their names in a model, without new ones, and the prefix of these names: none
     if the checkpoint has the same head, else of the base model."""
     model, config = loss.model, load_config(source)
-    if first_family(config) != first_family(model.config):
+    if root_family(config) != root_family(model.config):
         raise CtxError(
             f"The checkpoint is of another architecture: a {type(config).__name__}, expected a "
             f"{type(model.config).__name__}.",

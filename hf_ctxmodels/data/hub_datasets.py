@@ -97,7 +97,7 @@ def source_name(source: str) -> str:
 
 def with_default_split(source: str, split: str) -> str:
     """The source with this split if it is a dataset without one, otherwise unchanged. A directory that
-    `Dataset.save_to_disk` wrote has only its own split: the name that the dataset had, or `train`."""
+    `Dataset.save_to_disk` wrote has one split: the name that the dataset had, or `train`."""
     name, options = split_dataset_options(source)
     if "split" in options or not is_dataset(source):
         return source

@@ -19,7 +19,7 @@ from hf_ctxmodels.core.weights import is_quantized
 from hf_ctxmodels.data import ExampleSet
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import add_saved_adapters
 from hf_ctxmodels.objectives import Objective
-from hf_ctxmodels.registry import first_family
+from hf_ctxmodels.registry import root_family
 from hf_ctxmodels.training.corpora import make_objective
 from hf_ctxmodels.training.evaluation import LossEvaluation
 from hf_ctxmodels.training.model_loading import (
@@ -146,7 +146,7 @@ class PretrainingEvaluation:
         mismatched = [name for name in names if source[name].shape[1:] != target[name].shape[1:]]
         unmatched = sorted(name for name in set(target) ^ set(source) if LAYER.match(name))
         configs = (self.model.config, config)
-        is_other_family = len(set(map(first_family, configs))) > 1  # whose weights may have the same names and shapes
+        is_other_family = len(set(map(root_family, configs))) > 1  # whose weights may have the same names and shapes
         is_shorter = any(len(source[name]) < len(target[name]) for name in names)
         if not names or mismatched or unmatched or is_other_family or is_shorter:
             differences = [f": {' and '.join(type(entry).__name__ for entry in configs)}"] if is_other_family else []
