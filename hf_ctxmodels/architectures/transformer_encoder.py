@@ -19,6 +19,7 @@ from hf_ctxmodels.architectures.transformer_decoder import (
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, cumulative_token_counts, mask_of_inputs
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.layers.attention.convolutional_initialization import initialize_as_convolution
 from hf_ctxmodels.layers.attention.layouts import Layout, build_layout, pack_tokens
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import SelfAttention
@@ -89,6 +90,14 @@ class TransformerEncoder(CtxPreTrainedModel):
         self.layers: Any = self.build_layers(config)
         self.pooler: nn.Module | None = self.build_pooler(config) if add_pooling_layer else None
         self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialize a module; the first layer after all modules, with `convolutional_initialization`."""
+        super()._init_weights(module)
+        if module is self and self.config.convolutional_initialization:
+            initialize_as_convolution(
+                self.layers[0].attention, self.embeddings.position_embeddings, self.config.initializer_range
+            )
 
     def build_embeddings(self, config: Any) -> TokenPositionTypeEmbeddings:
         """Create the embeddings."""

@@ -16,8 +16,11 @@ from hf_ctxmodels.models.bert.modeling_bert import (
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.spec import SMALL_SIZES, FamilySpec, PublishedCount, ShortTraining, Traits, encoder_size
 
-# base, large: Devlin et al. 2019, section 3
-SIZES = SMALL_SIZES | {"base": encoder_size(768, 12, 12), "large": encoder_size(1024, 24, 16)}
+SIZES = {
+    **{name: {**fields, "convolutional_initialization": True} for name, fields in SMALL_SIZES.items()},
+    "base": encoder_size(768, 12, 12),  # base, large: Devlin et al. 2019, section 3
+    "large": encoder_size(1024, 24, 16),
+}
 # distilled: Sanh et al. 2019 (arXiv 1910.01108), Sun et al. 2019 (1908.09355), Jiao et al. 2020 (1909.10351), Wang et
 # al. 2020 (2002.10957)
 STUDENT_SIZES = {
