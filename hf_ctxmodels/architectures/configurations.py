@@ -17,8 +17,7 @@ class CtxEncoderConfig(CtxTransformerConfig):
         hidden_act: Activation of the feed-forward layer and of the pretraining heads' dense layer.
         type_vocab_size: Number of segments (sentence A, sentence B); 0 for no segment embeddings (DistilBERT).
         convolutional_initialization: Initialize the heads of the first layer so that they attend to neighboring tokens,
-            see `layers.attention.convolutional_initialization`; for small models with few training steps. Not for
-            embeddings with a projection.
+            see `layers.attention.convolutional_initialization`; for small models with few training steps.
         pad_token_id: Id of the padding token; its embedding starts at zero.
         tie_word_embeddings: Share the masked-LM decoder with the word embeddings.
         answer_steps: Number of steps of the stochastic answer network that classifies text pairs (see
@@ -57,17 +56,8 @@ class CtxEncoderConfig(CtxTransformerConfig):
     }
 
     def validate_architecture(self) -> None:
-        """Check that the width of the heads suits the initialization, and that there are two segments for the answer
-        network (called at construction)."""
+        """Check that there are two segments for the answer network (called at construction)."""
         super().validate_architecture()
-        if self.convolutional_initialization:
-            if hasattr(self, "embedding_size"):
-                raise ValueError("convolutional_initialization=True does not support embeddings with a projection.")
-            if self.hidden_size // self.num_attention_heads % 2:
-                raise ValueError(
-                    f"convolutional_initialization=True with hidden_size={self.hidden_size} and num_attention_heads="
-                    f"{self.num_attention_heads}: the width of a head must be even."
-                )
         if self.answer_steps < 0 or (self.answer_steps and self.type_vocab_size < 2):
             raise ValueError(
                 f"answer_steps={self.answer_steps} with type_vocab_size={self.type_vocab_size}: an answer network "

@@ -95,9 +95,8 @@ class TransformerEncoder(CtxPreTrainedModel):
         """Initialize a module; the first layer after all modules, with `convolutional_initialization`."""
         super()._init_weights(module)
         if module is self and self.config.convolutional_initialization:
-            initialize_as_convolution(
-                self.layers[0].attention, self.embeddings.position_embeddings, self.config.initializer_range
-            )
+            positions, projection = self.embeddings.position_embeddings, self.embeddings.projection
+            initialize_as_convolution(self.layers[0].attention, positions, projection, self.config.initializer_range)
 
     def build_embeddings(self, config: Any) -> TokenPositionTypeEmbeddings:
         """Create the embeddings."""

@@ -162,6 +162,8 @@ def describe_defaults(
     initializer_range = initializer_range_for_width(width)
     if not config.name_or_path and getattr(config, "initializer_range", None) == initializer_range:  # new weights
         chosen.append(f"initializer_range {initializer_range:g} (width {width})")
+    if not config.name_or_path and getattr(config, "convolutional_initialization", False):
+        chosen.append("convolutional initialization")
     options = flat_options(resolved)
     if arguments.optimizer is None:
         chosen.append(str(options["optimizer"]))

@@ -1,55 +1,60 @@
 """Initialization of self-attention as a convolution: each head attends to a neighboring token.
 
 d'Ascoli et al. 2021 (ConViT, section 3) initialize attention heads as the positions of a convolution kernel (Cordonnier
-et al. 2020). Here, the kernel is one-dimensional, and positions are absolute. `model_cards/experiments/defaults.md` has
-measurements.
+et al. 2020), for relative positions of image patches. Here, the kernel has one dimension, and positions are absolute.
+`model_cards/experiments/defaults.md` has measurements.
 """
 
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.functional import pad
 from transformers import initialization as init
 
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 
-QUERY_KEY_GAIN = 1.3
+NEIGHBOR_SCORE = 4.5  # average attention score of the neighbor, before softmax
 
 
 @torch.no_grad()
-def initialize_as_convolution(attention: SelfAttention, position_embeddings: nn.Embedding, std: float) -> None:
-    """Initialize the position embeddings and add to the weights of queries and keys so that the heads attend to the
+def initialize_as_convolution(
+    attention: SelfAttention, position_embeddings: nn.Embedding, projection: nn.Linear | None, std: float
+) -> None:
+    """Initialize the position embeddings, and add to the weights of queries and keys, so that the heads attend to the
     tokens at the offsets -1, 1, -2, 2, ...
 
-    The position embeddings of a head's dimensions are sines and cosines with frequencies spread over (0, pi), which are
-    nearly orthogonal for different positions. The keys of a head contain these dimensions, and the queries contain them
-    rotated by the offset. The random values of the weights remain, as do values and output projection. Weights that
-    were loaded from a checkpoint remain as they are.
+    The position embeddings are sines and cosines. For each head, some of their frequencies are drawn from (0, pi), so
+    that different positions are nearly orthogonal. The keys of a head contain these dimensions, and the queries contain
+    them rotated by the offset. Weights that were loaded from a checkpoint do not change.
 
     Args:
-        attention: Attention of the first layer, with the width of the embeddings and an even width of the heads.
+        attention: Attention of the first layer.
+        projection: Projection of the embeddings to the hidden size; None for none.
         std: Standard deviation of the position embeddings.
     """
-    width, num_heads = attention.inner_size, attention.num_heads
-    device = attention.qkv_proj.weight.device
-    num_frequencies = attention.head_dim // 2
+    weight = attention.qkv_proj.weight
+    num_positions, width = position_embeddings.weight.shape
+    num_heads, head_dim, device = attention.num_heads, attention.head_dim, weight.device
+    num_frequencies = min(width // num_heads, head_dim) // 2  # per head
     strata = torch.arange(num_frequencies, device=device) + torch.rand(num_heads, num_frequencies, device=device)
-    frequencies = math.pi * strata / num_frequencies  # (heads, frequencies); random, so no distance aliases another
-    phases = torch.arange(position_embeddings.num_embeddings, device=device)[:, None, None] * frequencies
-    init.copy_(position_embeddings.weight, math.sqrt(2) * std * _interleave(phases.sin(), phases.cos()).flatten(1))
+    frequencies = strata * math.pi / num_frequencies  # (heads, frequencies)
 
+    phases = torch.arange(num_positions, device=device)[:, None, None] * frequencies
+    waves = math.sqrt(2) * std * torch.stack([phases.sin(), phases.cos()], -1).flatten(1)
+    init.copy_(position_embeddings.weight, pad(waves, (0, width - waves.shape[1])))
+
+    # the sines and cosines as a linear function of the hidden states, (heads, frequencies, 2, hidden)
+    to_embeddings = torch.eye(width, device=device) if projection is None else torch.linalg.pinv(projection.weight)
+    keys = to_embeddings[: waves.shape[1]].unflatten(0, (num_heads, num_frequencies, 2))
     heads = torch.arange(num_heads, device=device)
-    offsets = (heads // 2 + 1) * torch.where(heads % 2 == 0, -1, 1)
-    angles = (offsets[:, None] * frequencies).flatten()
-    rotation = torch.stack(
-        [torch.stack([angles.cos(), angles.sin()], -1), torch.stack([-angles.sin(), angles.cos()], -1)], -2
-    )
-    weight = attention.qkv_proj.weight.clone()
-    weight[:width] += QUERY_KEY_GAIN * torch.block_diag(*rotation)
-    weight[width : 2 * width] += QUERY_KEY_GAIN * torch.eye(width, device=device)
-    init.copy_(attention.qkv_proj.weight, weight)
+    angles = (heads // 2 + 1)[:, None] * torch.where(heads % 2 == 0, -1, 1)[:, None] * frequencies
+    sines, cosines = angles.sin(), angles.cos()
+    rotations = torch.stack([torch.stack([cosines, sines], -1), torch.stack([-sines, cosines], -1)], -2)
 
-
-def _interleave(first: Tensor, second: Tensor) -> Tensor:
-    """Two tensors (..., n) -> (..., 2 n) with alternating elements."""
-    return torch.stack([first, second], -1).flatten(-2)
+    gain = (3 * NEIGHBOR_SCORE * head_dim**0.5 / (2 * num_frequencies)) ** 0.5  # positions are a third of the variance
+    initialized = weight.clone()
+    queries_keys_values = initialized.view(3, num_heads, head_dim, -1)
+    queries_keys_values[0, :, : 2 * num_frequencies] += gain * (rotations @ keys).flatten(1, 2)
+    queries_keys_values[1, :, : 2 * num_frequencies] += gain * keys.flatten(1, 2)
+    init.copy_(weight, initialized)

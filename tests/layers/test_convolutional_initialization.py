@@ -1,0 +1,79 @@
+"""Convolutional initialization: the heads of the first layer attend to the neighbors of a token."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.registry import get_family
+
+OFFSETS = (-1, 1, -2, 2)
+FIRST_LAYER = "layers.0.attention.qkv_proj.weight"
+POSITIONS = "embeddings.position_embeddings.weight"
+
+
+def new_encoder(family: str = "bert", **fields: Any) -> CtxPreTrainedModel:
+    torch.manual_seed(0)
+    spec = get_family(family)
+    fields = {"vocab_size": 500, **spec.sizes["mini"], "convolutional_initialization": True, **fields}
+    return spec.models["AutoModel"](spec.config(**fields)).eval()
+
+
+@pytest.mark.parametrize("family", ["bert", "electra", "albert"])
+def test_each_head_attends_to_one_neighbor(family) -> None:
+    """The embeddings of ELECTRA and ALBERT have a projection; ALBERT's layers share their weights."""
+    model = new_encoder(family)
+    model.set_attn_implementation("eager")
+    tokens = torch.randint(500, (8, 128))
+    with torch.no_grad():
+        first, second, *_ = model(tokens, output_attentions=True).attentions  # (batch, heads, queries, keys)
+    queries = torch.arange(20, 108)
+    for head, offset in enumerate(OFFSETS):
+        by_offset = {other: first[:, head, queries, queries + other].mean().item() for other in range(-20, 20)}
+        at_neighbor = by_offset.pop(offset)
+        assert at_neighbor > 0.08, "uniform attention has 0.008"
+        assert max(by_offset.values()) < at_neighbor / 3
+    if family != "albert":
+        assert second.max() < 0.2, "only the first layer"
+    assert model.embeddings.position_embeddings.weight.std().item() == pytest.approx(0.035, rel=0.02)
+
+
+def test_other_weights_are_random_as_usual() -> None:
+    usual = new_encoder(convolutional_initialization=False).state_dict()
+    weights = new_encoder().state_dict()
+    changed = {name for name, weight in weights.items() if not torch.equal(weight, usual[name])}
+    assert changed <= {FIRST_LAYER, POSITIONS, "pooler.dense.weight"}
+    width = 256
+    difference = weights[FIRST_LAYER] - usual[FIRST_LAYER]
+    query, key, value = difference.split(width)
+    gain = key[0, 0].item()
+    assert_close(key, gain * torch.eye(width))
+    assert_close(query @ query.mT, gain**2 * torch.eye(width), msg="the queries are not rotated keys")
+    assert not value.any()
+
+
+def test_loaded_weights_remain(tmp_path) -> None:
+    model = new_encoder()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.5)
+    model.save_pretrained(tmp_path)
+    for name, parameter in type(model).from_pretrained(tmp_path).named_parameters():
+        assert torch.all(parameter == 0.5), name
+
+
+def test_small_sizes_of_bert_and_its_successors() -> None:
+    for name in ("bert", "ernie", "roberta", "xlm_roberta", "spanbert", "structbert", "unilm", "ernie_gen"):
+        sizes = get_family(name).sizes
+        enabled = {size for size, fields in sizes.items() if fields.get("convolutional_initialization")}
+        assert enabled == {"tiny", "mini", "small"}, name
+
+
+def test_width_that_heads_do_not_divide() -> None:
+    """The last dimensions of the position embeddings are zero."""
+    model = new_encoder("electra", embedding_size=23)
+    positions = model.embeddings.position_embeddings.weight
+    assert positions[:, :16].std() > 0.03
+    assert not positions[:, 16:].any()
