@@ -14,7 +14,7 @@ from transformers import initialization as init
 
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 
-NEIGHBOR_SCORE = 4.5  # average attention score of the neighbor, before softmax
+NEIGHBOR_SCORE = 9.0  # average attention score of the neighbor, before softmax
 
 
 @torch.no_grad()
