@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch.testing import assert_close
+from transformers import AutoModel
 
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.registry import get_family
@@ -77,3 +78,12 @@ def test_width_that_heads_do_not_divide() -> None:
     positions = model.embeddings.position_embeddings.weight
     assert positions[:, :16].std() > 0.03
     assert not positions[:, 16:].any()
+
+
+@pytest.mark.parametrize("family", ["bert", "electra"])
+def test_half_precision(family) -> None:
+    spec = get_family(family)
+    config = spec.config(vocab_size=50, **{**spec.sizes["tiny"], "convolutional_initialization": True})
+    weight = AutoModel.from_config(config, dtype=torch.bfloat16).layers[0].attention.qkv_proj.weight
+    assert weight.dtype == torch.bfloat16
+    assert weight.isfinite().all()

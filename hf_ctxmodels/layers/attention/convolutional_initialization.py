@@ -45,7 +45,9 @@ def initialize_as_convolution(
     init.copy_(position_embeddings.weight, pad(waves, (0, width - waves.shape[1])))
 
     # the sines and cosines as a linear function of the hidden states, (heads, frequencies, 2, hidden)
-    to_embeddings = torch.eye(width, device=device) if projection is None else torch.linalg.pinv(projection.weight)
+    to_embeddings = (
+        torch.eye(width, device=device) if projection is None else torch.linalg.pinv(projection.weight.float())
+    )
     keys = to_embeddings[: waves.shape[1]].unflatten(0, (num_heads, num_frequencies, 2))
     heads = torch.arange(num_heads, device=device)
     angles = (heads // 2 + 1)[:, None] * torch.where(heads % 2 == 0, -1, 1)[:, None] * frequencies
