@@ -84,6 +84,10 @@ def test_width_that_heads_do_not_divide() -> None:
 def test_half_precision(family) -> None:
     spec = get_family(family)
     config = spec.config(vocab_size=50, **{**spec.sizes["tiny"], "convolutional_initialization": True})
-    weight = AutoModel.from_config(config, dtype=torch.bfloat16).layers[0].attention.qkv_proj.weight
-    assert weight.dtype == torch.bfloat16
+    model = AutoModel.from_config(config, dtype=torch.bfloat16)
+    assert model.dtype == torch.bfloat16
+    positions = model.embeddings.position_embeddings.weight.float()
+    sines, cosines = positions[:, ::2], positions[:, 1::2]
+    assert_close(sines**2 + cosines**2, torch.full_like(sines, 2 * 0.049**2), rtol=0.02, atol=0)
+    weight = model.layers[0].attention.qkv_proj.weight
     assert weight.isfinite().all()

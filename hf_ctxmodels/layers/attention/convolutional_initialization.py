@@ -37,7 +37,9 @@ def initialize_as_convolution(
     num_positions, width = position_embeddings.weight.shape
     num_heads, head_dim, device = attention.num_heads, attention.head_dim, weight.device
     num_frequencies = min(width // num_heads, head_dim) // 2  # per head
-    strata = torch.arange(num_frequencies, device=device) + torch.rand(num_heads, num_frequencies, device=device)
+    strata = torch.arange(num_frequencies, device=device) + torch.rand(
+        num_heads, num_frequencies, dtype=torch.float32, device=device
+    )
     frequencies = strata * math.pi / num_frequencies  # (heads, frequencies)
 
     phases = torch.arange(num_positions, device=device)[:, None, None] * frequencies
@@ -45,9 +47,10 @@ def initialize_as_convolution(
     init.copy_(position_embeddings.weight, pad(waves, (0, width - waves.shape[1])))
 
     # the sines and cosines as a linear function of the hidden states, (heads, frequencies, 2, hidden)
-    to_embeddings = (
-        torch.eye(width, device=device) if projection is None else torch.linalg.pinv(projection.weight.float())
-    )
+    if projection is None:
+        to_embeddings = torch.eye(width, dtype=torch.float32, device=device)
+    else:
+        to_embeddings = torch.linalg.pinv(projection.weight.float())
     keys = to_embeddings[: waves.shape[1]].unflatten(0, (num_heads, num_frequencies, 2))
     heads = torch.arange(num_heads, device=device)
     angles = (heads // 2 + 1)[:, None] * torch.where(heads % 2 == 0, -1, 1)[:, None] * frequencies
@@ -55,7 +58,7 @@ def initialize_as_convolution(
     rotations = torch.stack([torch.stack([cosines, sines], -1), torch.stack([-sines, cosines], -1)], -2)
 
     gain = (3 * NEIGHBOR_SCORE * head_dim**0.5 / (2 * num_frequencies)) ** 0.5  # positions are a third of the variance
-    initialized = weight.clone()
+    initialized = weight.to(torch.float32, copy=True)
     queries_keys_values = initialized.view(3, num_heads, head_dim, -1)
     queries_keys_values[0, :, : 2 * num_frequencies] += gain * (rotations @ keys).flatten(1, 2)
     queries_keys_values[1, :, : 2 * num_frequencies] += gain * keys.flatten(1, 2)
