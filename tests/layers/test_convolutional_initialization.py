@@ -61,8 +61,10 @@ def test_loaded_weights_remain(tmp_path) -> None:
         for parameter in model.parameters():
             parameter.fill_(0.5)
     model.save_pretrained(tmp_path)
+    random_state = torch.get_rng_state()
     for name, parameter in type(model).from_pretrained(tmp_path).named_parameters():
         assert torch.all(parameter == 0.5), name
+    assert torch.equal(torch.get_rng_state(), random_state)
 
 
 def test_small_sizes_of_bert_and_its_successors() -> None:

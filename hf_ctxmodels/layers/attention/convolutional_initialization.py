@@ -33,7 +33,11 @@ def initialize_as_convolution(
         projection: Projection of the embeddings to the hidden size; None for none.
         std: Standard deviation of the position embeddings.
     """
+    if not isinstance(attention.qkv_proj, nn.Linear):
+        return  # compressed weights, of a checkpoint
     weight = attention.qkv_proj.weight
+    if all(getattr(loaded, "_is_hf_initialized", False) for loaded in (weight, position_embeddings.weight)):
+        return
     num_positions, width = position_embeddings.weight.shape
     num_heads, head_dim, device = attention.num_heads, attention.head_dim, weight.device
     num_frequencies = min(width // num_heads, head_dim) // 2  # per head
