@@ -92,7 +92,7 @@ class TransformerEncoder(CtxPreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize a module; the first layer after all modules, with `convolutional_initialization`."""
+        """Initialize a module; with `convolutional_initialization`, the first layer again, after all modules."""
         super()._init_weights(module)
         if module is self and self.config.convolutional_initialization:
             positions, projection = self.embeddings.position_embeddings, self.embeddings.projection

@@ -34,9 +34,9 @@ def initialize_as_convolution(
         std: Standard deviation of the position embeddings.
     """
     if not isinstance(attention.qkv_proj, nn.Linear):
-        return  # compressed weights, of a checkpoint
+        return  # compressed weights of a checkpoint
     weight = attention.qkv_proj.weight
-    if all(getattr(loaded, "_is_hf_initialized", False) for loaded in (weight, position_embeddings.weight)):
+    if all(getattr(tensor, "_is_hf_initialized", False) for tensor in (weight, position_embeddings.weight)):
         return
     num_positions, width = position_embeddings.weight.shape
     num_heads, head_dim, device = attention.num_heads, attention.head_dim, weight.device
