@@ -16,8 +16,6 @@ class CtxEncoderConfig(CtxTransformerConfig):
     Args:
         hidden_act: Activation of the feed-forward layer and of the pretraining heads' dense layer.
         type_vocab_size: Number of segments (sentence A, sentence B); 0 for no segment embeddings (DistilBERT).
-        convolutional_initialization: Initialize the heads of the first layer so that they attend to neighboring tokens,
-            see `layers.attention.convolutional_initialization`; for small models with few training steps.
         pad_token_id: Id of the padding token; its embedding starts at zero.
         tie_word_embeddings: Share the masked-LM decoder with the word embeddings.
         answer_steps: Number of steps of the stochastic answer network that classifies text pairs (see
@@ -36,7 +34,6 @@ class CtxEncoderConfig(CtxTransformerConfig):
     max_position_embeddings: int = 512
     type_vocab_size: int = 2
     initializer_range: float | int = 0.02
-    convolutional_initialization: bool = False
     layer_norm_eps: float = 1e-12
     pad_token_id: int | None = 0
     tie_word_embeddings: bool = True
@@ -45,7 +42,6 @@ class CtxEncoderConfig(CtxTransformerConfig):
 
     non_reference_fields: ClassVar[tuple[str, ...]] = (
         *CtxTransformerConfig.non_reference_fields,
-        "convolutional_initialization",
         "answer_steps",
         "answer_dropout",
     )

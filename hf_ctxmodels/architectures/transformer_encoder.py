@@ -94,9 +94,9 @@ class TransformerEncoder(CtxPreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Initialize a module; with `convolutional_initialization`, the first layer again, after all modules."""
         super()._init_weights(module)
-        if module is self and self.config.convolutional_initialization:
-            positions, projection = self.embeddings.position_embeddings, self.embeddings.projection
-            initialize_as_convolution(self.layers[0].attention, positions, projection, self.config.initializer_range)
+        if module is self and getattr(self.config, "convolutional_initialization", False):
+            positions = self.embeddings.position_embeddings
+            initialize_as_convolution(self.layers[0].attention, positions, self.config.initializer_range)
 
     def build_embeddings(self, config: Any) -> TokenPositionTypeEmbeddings:
         """Create the embeddings."""

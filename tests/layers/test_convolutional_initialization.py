@@ -15,17 +15,14 @@ FIRST_LAYER = "layers.0.attention.qkv_proj.weight"
 POSITIONS = "embeddings.position_embeddings.weight"
 
 
-def new_encoder(family: str = "bert", **fields: Any) -> CtxPreTrainedModel:
+def new_encoder(**fields: Any) -> CtxPreTrainedModel:
     torch.manual_seed(0)
-    spec = get_family(family)
-    fields = {"vocab_size": 500, **spec.sizes["mini"], "convolutional_initialization": True, **fields}
-    return spec.models["AutoModel"](spec.config(**fields)).eval()
+    spec = get_family("bert")
+    return spec.models["AutoModel"](spec.config(**{"vocab_size": 500, **spec.sizes["mini"], **fields})).eval()
 
 
-@pytest.mark.parametrize("family", ["bert", "electra", "albert"])
-def test_each_head_attends_to_one_neighbor(family) -> None:
-    """The embeddings of ELECTRA and ALBERT have a projection; ALBERT's layers share their weights."""
-    model = new_encoder(family)
+def test_each_head_attends_to_one_neighbor() -> None:
+    model = new_encoder()
     model.set_attn_implementation("eager")
     tokens = torch.randint(500, (8, 128))
     with torch.no_grad():
@@ -34,10 +31,9 @@ def test_each_head_attends_to_one_neighbor(family) -> None:
     for head, offset in enumerate(OFFSETS):
         by_offset = {other: first[:, head, queries, queries + other].mean().item() for other in range(-20, 20)}
         at_neighbor = by_offset.pop(offset)
-        assert at_neighbor > 0.08, "uniform attention has 0.008"
-        assert max(by_offset.values()) < at_neighbor / 3
-    if family != "albert":
-        assert second.max() < 0.2, "only the first layer"
+        assert at_neighbor > 0.4, "uniform attention has 0.008"
+        assert max(by_offset.values()) < at_neighbor / 20
+    assert second.max() < 0.2, "only the first layer"
     assert model.embeddings.position_embeddings.weight.std().item() == pytest.approx(0.035, rel=0.02)
 
 
@@ -74,18 +70,17 @@ def test_small_sizes_of_bert_and_its_successors() -> None:
         assert enabled == {"tiny", "mini", "small"}, name
 
 
-def test_width_that_heads_do_not_divide() -> None:
+def test_odd_width_of_heads() -> None:
     """The last dimensions of the position embeddings are zero."""
-    model = new_encoder("electra", embedding_size=23)
+    model = new_encoder(hidden_size=20, num_attention_heads=4)
     positions = model.embeddings.position_embeddings.weight
     assert positions[:, :16].std() > 0.03
     assert not positions[:, 16:].any()
 
 
-@pytest.mark.parametrize("family", ["bert", "electra"])
-def test_half_precision(family) -> None:
-    spec = get_family(family)
-    config = spec.config(vocab_size=50, **{**spec.sizes["tiny"], "convolutional_initialization": True})
+def test_half_precision() -> None:
+    spec = get_family("bert")
+    config = spec.config(vocab_size=50, **spec.sizes["tiny"])
     model = AutoModel.from_config(config, dtype=torch.bfloat16)
     assert model.dtype == torch.bfloat16
     positions = model.embeddings.position_embeddings.weight.float()

@@ -56,7 +56,8 @@ def pretrained(news, tokenizer) -> Path:
 
 def test_pretraining_beats_frequency_baseline(pretrained) -> None:
     values = metrics(pretrained)
-    assert values["eval_loss"] < values["baseline_loss"] - 0.4
+    assert values["eval_loss"] < 5.3
+    assert values["baseline_loss"] > 6.5
 
 
 @pytest.mark.parametrize(("size", "steps"), [("mini", 60), ("small", 40), ("base", 30)])

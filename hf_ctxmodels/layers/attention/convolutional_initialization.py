@@ -18,9 +18,7 @@ NEIGHBOR_SCORE = 9.0  # average attention score of the neighbor, before softmax
 
 
 @torch.no_grad()
-def initialize_as_convolution(
-    attention: SelfAttention, position_embeddings: nn.Embedding, projection: nn.Linear | None, std: float
-) -> None:
+def initialize_as_convolution(attention: SelfAttention, position_embeddings: nn.Embedding, std: float) -> None:
     """Initialize the position embeddings, and add to the weights of queries and keys, so that the heads attend to the
     tokens at the offsets -1, 1, -2, 2, ...
 
@@ -29,8 +27,8 @@ def initialize_as_convolution(
     them rotated by the offset. Weights that were loaded from a checkpoint do not change.
 
     Args:
-        attention: Attention of the first layer.
-        projection: Projection of the embeddings to the hidden size; None for none.
+        attention: Attention of the first layer, whose inputs are the normalized sums of word, position and segment
+            embeddings.
         std: Standard deviation of the position embeddings.
     """
     if not isinstance(attention.qkv_proj, nn.Linear):
@@ -40,7 +38,7 @@ def initialize_as_convolution(
         return
     num_positions, width = position_embeddings.weight.shape
     num_heads, head_dim, device = attention.num_heads, attention.head_dim, weight.device
-    num_frequencies = min(width // num_heads, head_dim) // 2  # per head
+    num_frequencies = head_dim // 2  # per head
     strata = torch.arange(num_frequencies, device=device) + torch.rand(
         num_heads, num_frequencies, dtype=torch.float32, device=device
     )
@@ -50,12 +48,10 @@ def initialize_as_convolution(
     waves = math.sqrt(2) * std * torch.stack([phases.sin(), phases.cos()], -1).flatten(1)
     init.copy_(position_embeddings.weight, pad(waves, (0, width - waves.shape[1])))
 
-    # the sines and cosines as a linear function of the hidden states, (heads, frequencies, 2, hidden)
-    if projection is None:
-        to_embeddings = torch.eye(width, dtype=torch.float32, device=device)
-    else:
-        to_embeddings = torch.linalg.pinv(projection.weight.float())
-    keys = to_embeddings[: waves.shape[1]].unflatten(0, (num_heads, num_frequencies, 2))
+    # weights that select the sines and cosines, (heads, frequencies, 2, hidden)
+    keys = torch.eye(waves.shape[1], width, dtype=torch.float32, device=device).unflatten(
+        0, (num_heads, num_frequencies, 2)
+    )
     heads = torch.arange(num_heads, device=device)
     angles = (heads // 2 + 1)[:, None] * torch.where(heads % 2 == 0, -1, 1)[:, None] * frequencies
     sines, cosines = angles.sin(), angles.cos()

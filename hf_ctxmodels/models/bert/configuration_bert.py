@@ -44,6 +44,8 @@ class CtxBertConfig(CtxEncoderConfig):
     """Configuration of BERT; the defaults are BERT-base, uncased. See `CtxEncoderConfig` for the other arguments.
 
     Args:
+        convolutional_initialization: Initialize the heads of the first layer so that they attend to neighboring tokens,
+            see `layers.attention.convolutional_initialization`; for small models with few training steps.
         classifier_dropout: Dropout rate before a task head; None for `hidden_dropout_prob`.
         pooler_act: Activation of the pooler: "tanh", or "relu" in a DistilBERT, which has no segment embeddings.
     """
@@ -51,10 +53,15 @@ class CtxBertConfig(CtxEncoderConfig):
     model_type = "ctx-bert"
     reference_model_types: ClassVar[tuple[str, ...]] = ("bert", "distilbert")
 
+    convolutional_initialization: bool = False
     classifier_dropout: float | int | None = None
     pooler_act: Literal["tanh", "relu"] = "tanh"
 
-    non_reference_fields: ClassVar[tuple[str, ...]] = (*CtxEncoderConfig.non_reference_fields, "pooler_act")
+    non_reference_fields: ClassVar[tuple[str, ...]] = (
+        *CtxEncoderConfig.non_reference_fields,
+        "convolutional_initialization",
+        "pooler_act",
+    )
 
     def validate_pooler(self) -> None:
         """Check that only a model without segment embeddings has a pooler with a ReLU (called at construction)."""
