@@ -9,6 +9,7 @@ Documents belong to the range in which they begin: all ranges of a file together
 
 import io
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -371,7 +372,8 @@ def _parquet_documents(selection: FileRange, columns: TextColumns) -> Iterator[l
 
 
 def open_parquet(path: str) -> "pyarrow.parquet.ParquetFile":
-    """Open a Parquet file, plain or compressed; raises CtxError if it is missing or damaged."""
+    """Open a Parquet file, plain or compressed; raises CtxError if it is missing or damaged, or has two columns with
+    the same name, of which `datasets` and dictionaries of rows keep the last one."""
     import pyarrow.parquet
 
     path = local_path(path)
@@ -385,7 +387,12 @@ def open_parquet(path: str) -> "pyarrow.parquet.ParquetFile":
         elif not Path(path).is_file():
             raise missing_file_error(path)
         with parquet_errors(path):
-            return pyarrow.parquet.ParquetFile(source)
+            file = pyarrow.parquet.ParquetFile(source)
+    for name, count in Counter(file.schema_arrow.names).items():
+        if count > 1:
+            hint = "rename them, or remove all but one."
+            raise CtxError(f"{count} columns are named {name!r}.", location=path, hint=hint)
+    return file
 
 
 @contextmanager

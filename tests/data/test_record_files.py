@@ -361,3 +361,11 @@ def test_questions_without_answers_have_no_labels(tmp_path):
         "Who saw Bonn?",
         "Why?",
     ]
+
+
+def test_parquet_columns_of_one_name_are_an_error(tmp_path) -> None:
+    file = str(tmp_path / "data.parquet")
+    pq.write_table(pa.table([["first"], ["second"], ["third"]], names=["text", "text", "label"]), file)
+    for read in (lambda: [*read_records(file)], lambda: [*load_documents(file)], lambda: class_names(file, "label")):
+        with pytest.raises(CtxError, match="2 columns are named 'text'"):
+            read()
