@@ -42,7 +42,6 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, flag
 from hf_ctxmodels.core.output_files import check_output_file, replacing, write_tensors, write_text_file
 from hf_ctxmodels.core.weights import weights_digest
-from hf_ctxmodels.data.files import describe_content
 from hf_ctxmodels.downstream.networks.features import LayerEncoder, Layers, encode_words, open_encoders
 
 _PART_SENTENCES = 4096
@@ -150,12 +149,14 @@ def embed_parts(
 ) -> list[Path]:
     """Write the parts of the input to a folder, except those that an interrupted run with the same models and flags has
     written; returns their files. Raises CtxError for an input without words."""
-    count, has_words = 0, False
+    count, has_words, digest = 0, False, hashlib.sha256()
     for sentence in arguments.sentences():
         count, has_words = count + 1, has_words or bool(split_words(sentence))
+        digest.update(json.dumps(sentence).encode())
     if not has_words:
         raise CtxError("The input has no words.", location=arguments.input, hint="use a file with sentences.")
-    identity = hashlib.sha256(json.dumps(run_identity(arguments, dtype, encoders)).encode()).hexdigest()
+    digest.update(json.dumps(run_identity(arguments, dtype, encoders)).encode())
+    identity = digest.hexdigest()
     identity_file = folder / "identity"
     if folder.exists() and not (identity_file.exists() and identity_file.read_text() == identity):
         shutil.rmtree(folder)
@@ -183,11 +184,11 @@ def embed_parts(
 
 
 def run_identity(arguments: EmbeddingArguments, dtype: str | None, encoders: list[LayerEncoder]) -> list[Any]:
-    """What determines the vectors of a run: flags, input, models and their layer mixes."""
-    names = ("text_column", "split_at_spaces", "layers", "pooling", "vector_dtype")
+    """What determines the vectors of a run in addition to the sentences: flags, models and their layer mixes."""
+    names = ("layers", "pooling", "vector_dtype")
     mixes = [None if encoder.mix is None else weights_digest(encoder.mix.state_dict()) for encoder in encoders]
     models = [encoder.encoder.digest() for encoder in encoders]
-    return [dtype, [getattr(arguments, name) for name in names], describe_content(arguments.input), models, mixes]
+    return [dtype, [getattr(arguments, name) for name in names], models, mixes]
 
 
 @dataclass

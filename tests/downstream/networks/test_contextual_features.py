@@ -15,6 +15,7 @@ from zoo import tiny_config
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.architectures.word_encoder import WordEncoder
 from hf_ctxmodels.cli import embed_words as embed_command
+from hf_ctxmodels.data import files as data_files
 from hf_ctxmodels.downstream.networks.feature_stack import FeatureModel, FeatureStack
 from hf_ctxmodels.downstream.networks.features import ContextualFeatures, embed_words, open_models, saved_layer_mix
 from hf_ctxmodels.registry import FAMILIES
@@ -232,3 +233,23 @@ def test_embed_command_errors(folders: dict[str, str], tmp_path: Path) -> None:
     for layers in ("first", "--5", "1-"):
         assert "--layers" in command_output("embed", "words", *flags, output, f"--layers={layers}", fails=True)
     assert "no words" in command_output("embed", "words", *flags, output, fails=True)
+
+
+def test_parts_of_an_input_that_differs_in_its_middle_are_not_reused(
+    folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_files, "_DIGESTED_BYTES", 8)
+    monkeypatch.setattr(embed_command, "_PART_SENTENCES", 1)
+    source, output = tmp_path / "sentences.txt", tmp_path / "vectors.safetensors"
+    flags = ["--model", folders["glove"], "--input", source, "--output", output]
+    source.write_text("a small garden\nthe cat\na small garden\n")
+
+    def interrupt(files: list[Path]) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(embed_command.OutputLayout, "of", interrupt)
+        assert run_command("embed", "words", *flags) != 0
+    source.write_text("a small garden\nthe dog\na small garden\n")
+    assert run_command("embed", "words", *flags) == 0
+    assert "dog" in embed_command.decode_lines(load_file(output)["words"])
