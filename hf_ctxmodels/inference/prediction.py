@@ -15,6 +15,7 @@ from hf_ctxmodels.core.console import format_count, print_status
 from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import add_saved_adapters
+from hf_ctxmodels.downstream.adapters.management import set_active_adapters
 from hf_ctxmodels.downstream.finetuning.arguments import StartingModelArguments
 from hf_ctxmodels.downstream.finetuning.finetuning_run import (
     has_several_tasks,
@@ -91,7 +92,9 @@ class Predictor:
             CtxError: The model cannot be opened, or has no head of the task.
         """
         config = load_config(source)
+        task_adapters = None
         if has_several_tasks(config, task_name, source):
+            task_adapters = (config.task_adapters or {}).get(task_name)
             config, auto_class = config.task_config(task_name), config.tasks[task_name]["auto_class"]
         else:
             auto_class = "AutoModelFor" + (config.architectures or [""])[0].partition("For")[2]
@@ -113,7 +116,10 @@ class Predictor:
         with suppress_adapter_notice():
             model = open_model(model_source, model_task, config, tokenizer, multitask_model, require_head=True)
         columns = {} if summary is None else summary.task_columns.get(task_name or "", summary.columns)
-        return cls(model_task, add_saved_adapters(model, source).eval(), tokenizer, columns)
+        add_saved_adapters(model, source)
+        if task_adapters is not None:
+            set_active_adapters(model, task_adapters)
+        return cls(model_task, model.eval(), tokenizer, columns)
 
     @classmethod
     def open_tasks(

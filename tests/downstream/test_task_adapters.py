@@ -17,8 +17,11 @@ from hf_ctxmodels.core.adapter_support import is_adapter_parameter
 from hf_ctxmodels.downstream.adapters import add_adapter, get_active_adapters, load_saved_adapters
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_saved_model
 from hf_ctxmodels.downstream.adapters.management import freeze_all_but
+from hf_ctxmodels.downstream.finetuning.arguments import StartingModelArguments
+from hf_ctxmodels.downstream.finetuning.finetuning_run import open_model
 from hf_ctxmodels.downstream.multitask.configuration import task_entry
 from hf_ctxmodels.downstream.multitask.training import TaskAdapterOptions
+from hf_ctxmodels.inference import Predictor
 
 CASES = {
     "pairs": Case(FAMILIES["bert"], "AutoModelForSequenceClassification"),
@@ -162,3 +165,22 @@ def test_invalid_options_raise() -> None:
     add_adapter(model, "shared")
     with pytest.raises(CtxError, match="no adapter 'missing'"):
         model(torch.tensor([[5, 6]]), task="pairs")
+
+
+@pytest.mark.parametrize("kind", ["adapters", "projected attention"])
+def test_predictions_of_a_task_use_its_layers(kind: str, tmp_path: Path) -> None:
+    """`Predictor` has the outputs of the multi-task model; a model of one task cannot be fine-tuned from the layers."""
+    pals = {"projected_attention": {"size": 6, "heads": 2}}
+    model = make_adapter_model() if kind == "adapters" else make_model(**pals)
+    model.save_pretrained(tmp_path)
+    FAMILIES["bert"].tokenizer.train(["the film was lovely"] * 5, vocab_size=60).save_pretrained(tmp_path)
+    predictors = dict(Predictor.open_tasks(str(tmp_path)))
+    assert [*predictors] == [*CASES]
+    for task, case in CASES.items():
+        batch = {name: labeled_batch(case)[name] for name in ("input_ids", "attention_mask")}
+        assert_close(predictors[task].model(**batch).logits, model(**batch, task=task).logits)
+    if kind == "projected attention":
+        task = predictors["words"].task
+        start = StartingModelArguments(model=str(tmp_path), task_name="words")
+        with pytest.raises(CtxError, match="projected attention layers, which a model of one task would lack"):
+            open_model(start, task, predictors["words"].model.config, predictors["words"].tokenizer)

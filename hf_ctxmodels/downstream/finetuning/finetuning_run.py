@@ -227,8 +227,10 @@ def open_model(
 ) -> PreTrainedModel:
     """Load the checkpoint or create a new model, with the task's head and embeddings for all tokens.
 
-    `multitask_model` is the model of a multi-task checkpoint if it is already loaded. Raises CtxError if the model
-    lacks an input that the task needs, or with `require_head` if the checkpoint has no such head.
+    `multitask_model` is the model of a multi-task checkpoint if it is already loaded. With `require_head`, for
+    predictions, the projected attention layers of a multi-task checkpoint are added to the model. Raises CtxError if the
+    model lacks an input that the task needs, with `require_head` if the checkpoint has no such head, and without it if
+    the checkpoint has projected attention layers, which a model of one task cannot save.
     """
     source, task_name = arguments.model, arguments.task_name
     if source is None:
@@ -240,7 +242,15 @@ def open_model(
         if task_name is not None:
             multitask_model = load_multitask_model(source) if multitask_model is None else multitask_model
             weights = multitask_model.task_weights(task_name)
+            if multitask_model.task_attention is not None and not require_head:
+                raise CtxError(
+                    "The model has projected attention layers, which a model of one task would lack.",
+                    location=source,
+                    hint="use a multi-task model without --adapter projected-attention.",
+                )
         model = load_model(source, task.auto_class, config, weights=weights, require_head=require_head)
+        if multitask_model is not None:
+            multitask_model.add_task_attention(model, str(task_name))
         num_new_tokens = len(tokenizer) - getattr(config, "vocab_size", len(tokenizer))
         if num_new_tokens > 0:
             print_status(f"the embeddings of {num_new_tokens} new tokens are initialized as in a new model")

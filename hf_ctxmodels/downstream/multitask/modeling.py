@@ -157,6 +157,14 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
         encoder = {f"{head.base_model_prefix}.{name}": value for name, value in self.encoder.state_dict().items()}
         return {**encoder, **head.state_dict()}
 
+    def add_task_attention(self, model: CtxPreTrainedModel, task: str) -> None:
+        """Add a copy of the projected attention layers of a task, if any, to its plain model, which cannot save them."""
+        if self.task_attention is not None:
+            attention = TaskAttention(model.base_model, [task], **(self.config.projected_attention or {}))
+            attention.members[task].load_state_dict(self.task_attention.members[task].state_dict())
+            attention.active = task
+            model.task_attention = attention.train(model.training)
+
     def task(self, name: str) -> CtxPreTrainedModel:
         """The plain model of a task, of the family's class, with a copy of the weights and of the task's adapters, and
         equal outputs; raises CtxError if the model is quantized, has adapters of no task, or projected attention."""
