@@ -28,7 +28,7 @@ from hf_ctxmodels.downstream.text2text.training import TextToTextArguments, fine
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels_cli import FINETUNING_TASKS
 
-_PREDICTION_FLAGS = (*COLUMN_FLAGS, "label_delimiter", "head_column", "target_language")
+_PREDICTION_FLAGS = (*COLUMN_FLAGS, "head_column", "target_language")
 ESSENTIAL = (
     *("model", "train_file", "validation_file", "text_columns", "label_column", "output_dir"),
     *("num_train_epochs", "per_device_batch_size", "learning_rate", "max_length"),
@@ -132,6 +132,6 @@ def run(
 def prediction_command(model: str, task_arguments: TaskArguments) -> list[Any]:
     """The command that predicts with the model, with the columns and languages of the task that are not saved."""
     flags = {name: getattr(task_arguments, name) for name in _PREDICTION_FLAGS}
-    saved = task_arguments.column_names()
+    saved = task_arguments.saved_columns()
     set_flags = [(f"--{name}", value) for name, value in flags.items() if value and name not in saved]
     return ["predict", "--model", model, "--input", "FILE", *chain.from_iterable(set_flags)]

@@ -54,7 +54,7 @@ class Predictor:
     """A fine-tuned model, its tokenizer, and its task with the labels of the model.
 
     Attributes:
-        columns: Names of the columns of the training file by flag, for files that have them.
+        columns: `TaskArguments.saved_columns` of the training file, for files that have them.
 
     Example:
         >>> predictor = Predictor.open("runs/reviews-classifier")
@@ -107,7 +107,10 @@ class Predictor:
             raise CtxError(
                 f"The model's head is for the task {head_task}.", location=f"--task {task}", hint="remove --task."
             )
-        length = max_length or (summary and summary.max_length) or default_max_length(config)
+        length = max_length
+        if length is None and summary is not None:
+            length = summary.task_max_lengths.get(task_name or "", summary.max_length)
+        length = length or default_max_length(config)
         model_task = TASKS[head_task](replace(arguments or TaskArguments(), max_length=length))
         model_source = StartingModelArguments(model=source, task_name=task_name)
         config, tokenizer = load_config_and_tokenizer(model_source, model_task)
@@ -221,16 +224,17 @@ def _unfinished_summary(checkpoint: Path) -> TrainingSummary | None:
         steps=int(checkpoint.name.rpartition("-")[2]),
         global_batch_size=identity["global_micro_batch"] * identity["gradient_accumulation_steps"],
         max_length=max(fields["max_length"] for fields in arguments),
-        columns=_column_names(identity),
-        task_columns={entry["name"]: _column_names(entry["arguments"]) for entry in listed},
+        task_max_lengths={entry["name"]: entry["arguments"]["max_length"] for entry in listed},
+        columns=_saved_columns(identity),
+        task_columns={entry["name"]: _saved_columns(entry["arguments"]) for entry in listed},
         command="",
     )
 
 
-def _column_names(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """`TaskArguments.column_names` of saved arguments; a run on several tasks has none."""
-    columns: dict[str, Any] = {name: arguments.get(name) for name in COLUMN_FLAGS}
-    return TaskArguments(**columns).column_names()
+def _saved_columns(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """`TaskArguments.saved_columns` of saved arguments; a run on several tasks has none."""
+    columns: dict[str, Any] = {name: arguments.get(name) for name in (*COLUMN_FLAGS, "label_delimiter")}
+    return TaskArguments(**columns).saved_columns()
 
 
 def _task_of_head(config: PreTrainedConfig, auto_class: str, source: str, preferred: str | None) -> str:

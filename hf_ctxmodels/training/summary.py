@@ -40,8 +40,10 @@ class TrainingSummary:
         dataset: A Hub id, a file name, or "demo".
         parameters: Number of parameters, tied weights once.
         global_batch_size: Examples per optimizer step, over all processes and accumulated micro-batches.
-        max_length: Longest input in tokens.
-        columns: Names of the columns of the training file, by the flags of `hf-ctxmodels finetune`.
+        max_length: Longest input in tokens; of a multi-task model the longest of all tasks.
+        task_max_lengths: Task of a multi-task model -> its longest input in tokens.
+        columns: Names of the columns of the training file and the delimiter of labels, by the flags of `hf-ctxmodels
+            finetune`.
         task_columns: Task of a multi-task model -> `columns` of its training file.
         tokens: Non-padding input tokens in training.
         tokens_per_second: Training speed without evaluation and saving; None if no step was trained.
@@ -65,6 +67,7 @@ class TrainingSummary:
     steps: int
     global_batch_size: int
     max_length: int | None = None
+    task_max_lengths: dict[str, int] = field(default_factory=dict)
     columns: dict[str, str] = field(default_factory=dict)
     task_columns: dict[str, dict[str, str]] = field(default_factory=dict)
     tokens: int = 0

@@ -133,8 +133,10 @@ def test_tasks_of_unfinished_runs_and_models_on_the_hub(checkpoint, tmp_path, mo
     files = ranking_files(tmp_path) | {"text_columns": "query,candidate"}
     assert finetune("ranking", model=checkpoint, output_dir=out, **files, **flags) == 0
     monkeypatch.setitem(TASK_FILES, "ranked", ("ranking", ranking_files))
-    tasks = make_tasks(tmp_path / "list", ranked={}, sentences={})
+    tasks = make_tasks(tmp_path / "list", ranked={}, sentences={"max_length": 20})
     assert finetune("multitask", **multitask(checkpoint, tmp_path / "list", tasks, **flags), output_dir=together) == 0
+    lengths = {"ranked": 16, "sentences": 20}
+    assert {name: predictor.task.arguments.max_length for name, predictor in Predictor.open_tasks(str(together))} == lengths
 
     snapshots = tmp_path / "cache" / "models--zoo--ranker" / "snapshots"
     shutil.copytree(out, snapshots / "0123", ignore=shutil.ignore_patterns("checkpoint-*"))
@@ -146,7 +148,7 @@ def test_tasks_of_unfinished_runs_and_models_on_the_hub(checkpoint, tmp_path, mo
     for source, task_name in (
         ("zoo/ranker", None),
         (out / "checkpoint-1", None),
-        (together / "checkpoint-1", "ranked"),
+        (together / "checkpoint-1", "ranked"),  # of two tasks with different lengths
     ):
         predictor = Predictor.open(str(source), task_name=task_name)
         assert (predictor.task.name, predictor.task.arguments.max_length) == ("ranking", 16), source

@@ -118,7 +118,8 @@ def test_columns_of_zeros_and_ones(tmp_path: Path) -> None:
         assert json.loads(output.read_text())["text"] == "the film"
 
 
-def test_delimiter_is_part_of_the_printed_command(tmp_path: Path) -> None:
+def test_delimiter_is_saved(tmp_path: Path) -> None:
+    """`predict` reads labels with the delimiter of training, also from a checkpoint of an unfinished run."""
     model = save_tiny(tmp_path / "bert", FAMILIES["bert"], from_transformers=False)
     for name, seed in (("train", 0), ("dev", 1)):
         rows = [f"{text}\t{'|'.join(labels)}\n" for text, labels in examples(seed, 32)]
@@ -126,11 +127,14 @@ def test_delimiter_is_part_of_the_printed_command(tmp_path: Path) -> None:
     files = {"train_file": tmp_path / "train.tsv", "validation_file": tmp_path / "dev.tsv", "label_delimiter": "|"}
     out = tmp_path / "out"
     printed = command_output("finetune", TASK, model=model, output_dir=out, **files, **QUICK | {"max_steps": 1})
-    assert "--input FILE --label_delimiter '|'" in printed
-    printed = command_output(
-        "predict", model=out, input=tmp_path / "dev.tsv", label_delimiter="|", output=tmp_path / "a"
-    )
-    assert printed_scores(printed)
+    assert "--label_delimiter" not in printed
+    metrics = TrainingSummary.load(out).metrics
+    expected = {name: metrics[f"eval_{name}"] for name in ("f1_micro", "f1_macro", "accuracy")}
+    for model in (out, out / "checkpoint-1"):
+        printed = command_output("predict", model=model, input=tmp_path / "dev.tsv", output=tmp_path / "a.jsonl")
+        assert printed_scores(printed) == pytest.approx(expected, abs=1e-4)
+        (tmp_path / "a.jsonl").unlink()
+        (out / "training_summary.json").unlink(missing_ok=True)  # as in an unfinished run
 
 
 def test_several_tasks(tmp_path: Path) -> None:

@@ -341,7 +341,7 @@ class FinetuningResult:
             task=arguments.task,
             dataset=dataset,
             max_length=max_length,
-            columns=self.task.arguments.column_names(),
+            columns=self.task.arguments.saved_columns(),
             layer_shares=layer_shares(self.model),
             warnings=self.evaluation.warnings(scores, self.learned_baseline),
         )

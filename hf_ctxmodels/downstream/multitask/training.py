@@ -408,7 +408,8 @@ def _report(
         task=", ".join(f"{name} ({run.listed.kind})" for name, run in runs.items()),
         dataset=", ".join(source_name(run.listed.train_file) for run in runs.values()),
         max_length=max(run.listed.arguments.max_length for run in runs.values()),
-        task_columns={name: run.listed.arguments.column_names() for name, run in runs.items()},
+        task_max_lengths={name: run.listed.arguments.max_length for name, run in runs.items()},
+        task_columns={name: run.listed.arguments.saved_columns() for name, run in runs.items()},
     )
     output = result.arguments.output_dir
     summary.save(output)

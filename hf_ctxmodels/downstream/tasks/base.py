@@ -29,7 +29,7 @@ Collator = Callable[[list[Feature]], dict[str, Any]]
 Logits = dict[str, np.ndarray]
 """Outputs of the model for one feature by name: (labels,), (length, labels), (length,) or (choices,)."""
 COLUMN_FLAGS = ("text_columns", "label_column", "choice_columns")
-"""Fields of `TaskArguments` with names or numbers of columns, whose names are saved with a fine-tuned model."""
+"""Fields of `TaskArguments` with names or numbers of columns."""
 
 
 @dataclass
@@ -83,10 +83,12 @@ class TaskArguments:
     def __post_init__(self) -> None:
         check_range(self, "max_answer_length", "max_target_length", "num_beams", at_least=1)
 
-    def column_names(self) -> dict[str, str]:
-        """The names of columns by flag, without numbers, which select other columns in a file with another layout."""
+    def saved_columns(self) -> dict[str, str]:
+        """The names of columns by flag, without numbers, which select other columns in a file with another layout, and
+        `label_delimiter`; they are saved with a fine-tuned model."""
         values = {name: getattr(self, name) for name in COLUMN_FLAGS}
-        return {name: value for name, value in values.items() if value and not are_column_numbers(value.split(","))}
+        columns = {name: value for name, value in values.items() if value and not are_column_numbers(value.split(","))}
+        return columns | ({"label_delimiter": self.label_delimiter} if self.label_delimiter else {})
 
 
 def default_max_length(config: PreTrainedConfig) -> int:
@@ -209,14 +211,14 @@ class Task(ABC, Generic[Example]):
         self.arguments = arguments
 
     def for_file(self, file: str, columns: Mapping[str, str]) -> Self:
-        """A copy of this task that reads `columns` (flag -> names) of a file, unless the flag is set or the file lacks
-        one of them."""
+        """A copy of this task that reads `columns` (`TaskArguments.saved_columns`) of a file, unless the flag is set or
+        the file lacks one of them."""
         task = copy(self)
         used_columns: dict[str, Any] = {
             flag_name: names
             for flag_name, names in columns.items()
             if getattr(self.arguments, flag_name) is None
-            and has_columns(file, [name.strip() for name in names.split(",")])
+            and (flag_name not in COLUMN_FLAGS or has_columns(file, [name.strip() for name in names.split(",")]))
         }
         task.arguments = replace(self.arguments, **used_columns)
         return task
