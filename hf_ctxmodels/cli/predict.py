@@ -42,7 +42,7 @@ from hf_ctxmodels.downstream.text2text.text_to_text import (
     text_to_text_class,
 )
 from hf_ctxmodels.inference.generation import generate_texts
-from hf_ctxmodels.inference.prediction import Predictor, finetuning_summary, invalid_label_reason
+from hf_ctxmodels.inference.prediction import Predictor, finetuning_summary, invalid_label_reason, saved_kinds
 from hf_ctxmodels.training.model_loading import load_config
 
 _SCREEN_DIGITS, _FILE_DIGITS = 4, 6  # significant digits
@@ -112,6 +112,7 @@ def main() -> None:
         require_file(arguments.input)
     score_lines = []
     if arguments.all_tasks:
+        _check_may_be_unanswerable(arguments, *saved_kinds(arguments.model).values())
         predictors = Predictor.open_tasks(arguments.model, task_arguments, max_length=arguments.max_length)
         results_by_task = {}
         for name, predictor in predictors:
@@ -141,10 +142,11 @@ def main() -> None:
         print(line, file=sys.stderr if arguments.output is None else sys.stdout)  # apart from printed predictions
 
 
-def _check_may_be_unanswerable(arguments: PredictionArguments, task: str) -> None:
-    """Raise CtxError if `may_be_unanswerable` is set for another task than question answering."""
-    if arguments.may_be_unanswerable and task != QuestionAnswering.name:
-        raise CtxError(f"The task {task} does not use it.", location="--may_be_unanswerable", hint="remove it.")
+def _check_may_be_unanswerable(arguments: PredictionArguments, *tasks: str) -> None:
+    """Raise CtxError if `may_be_unanswerable` is set without a task of question answering."""
+    if arguments.may_be_unanswerable and QuestionAnswering.name not in tasks:
+        message = f"The task {tasks[0]} does not use it." if len(tasks) == 1 else "No task of the model uses it."
+        raise CtxError(message, location="--may_be_unanswerable", hint="remove it.")
 
 
 def _predict(

@@ -24,7 +24,7 @@ from hf_ctxmodels.downstream.finetuning.finetuning_run import (
     open_model,
 )
 from hf_ctxmodels.downstream.tasks import TASKS, Task, TaskArguments
-from hf_ctxmodels.downstream.tasks.base import COLUMN_FLAGS, default_max_length
+from hf_ctxmodels.downstream.tasks.base import COLUMN_FLAGS, check_unused_arguments, default_max_length
 from hf_ctxmodels.downstream.tasks.sequence_classification import (
     MultiLabelClassification,
     Regression,
@@ -95,14 +95,8 @@ class Predictor:
         task_adapters = None
         if has_several_tasks(config, task_name, source):
             task_adapters = (config.task_adapters or {}).get(task_name)
-            config, auto_class = config.task_config(task_name), config.tasks[task_name]["auto_class"]
-        else:
-            auto_class = "AutoModelFor" + (config.architectures or [""])[0].partition("For")[2]
         summary = finetuning_summary(source)
-        summary_task = None
-        if summary is not None:  # of a multi-task model: "rte (sequence-classification), ..."
-            summary_task = dict(re.findall(r"(\S+) \(([\w-]+)\)", summary.task)).get(task_name, summary.task)
-        head_task = _task_of_head(config, auto_class, source, task or summary_task)
+        config, head_task = _saved_task(config, task_name, source, summary, preferred=task)
         if task not in (None, head_task):
             raise CtxError(
                 f"The model's head is for the task {head_task}.", location=f"--task {task}", hint="remove --task."
@@ -131,18 +125,15 @@ class Predictor:
         """Yield name and predictor of each task of a multi-task model, which is loaded once; arguments as for `open`.
 
         Raises:
-            CtxError: The model cannot be opened, or is not a multi-task model.
+            CtxError: The model cannot be opened, is not a multi-task model, or none of its tasks uses an argument.
         """
-        config = load_config(source)
-        if config.model_type != MULTITASK_MODEL_TYPE:
-            raise CtxError(
-                "The model was not trained on several tasks.",
-                location=source,
-                hint="remove --all_tasks (use Predictor.open), or use a directory written by `finetune multitask`.",
-            )
+        kinds = saved_kinds(source)
+        if arguments is not None:
+            argument_names = {name for kind in kinds.values() for name in TASKS[kind].argument_names}
+            check_unused_arguments(arguments, argument_names, "No task of the model uses it.")
         with suppress_adapter_notice():
             model = load_multitask_model(source)
-        for name in config.tasks:
+        for name in kinds:
             yield name, cls.open(source, arguments, task_name=name, max_length=max_length, multitask_model=model)
 
     def predict(self, examples: Sequence[Any], batch_size: int = 32, progress: bool = False) -> list[dict[str, Any]]:
@@ -235,6 +226,36 @@ def _saved_columns(arguments: Mapping[str, Any]) -> dict[str, str]:
     """`TaskArguments.saved_columns` of saved arguments; a run on several tasks has none."""
     columns: dict[str, Any] = {name: arguments.get(name) for name in (*COLUMN_FLAGS, "label_delimiter")}
     return TaskArguments(**columns).saved_columns()
+
+
+def saved_kinds(source: str) -> dict[str, str]:
+    """Task of a multi-task model -> its kind, a key of `TASKS`; raises CtxError for other models."""
+    config, summary = load_config(source), finetuning_summary(source)
+    if config.model_type != MULTITASK_MODEL_TYPE:
+        raise CtxError(
+            "The model was not trained on several tasks.",
+            location=source,
+            hint="remove --all_tasks (use Predictor.open), or use a directory written by `finetune multitask`.",
+        )
+    return {task_name: _saved_task(config, task_name, source, summary)[1] for task_name in config.tasks}
+
+
+def _saved_task(
+    config: PreTrainedConfig,
+    task_name: str | None,
+    source: str,
+    summary: TrainingSummary | None,
+    preferred: str | None = None,
+) -> tuple[PreTrainedConfig, str]:
+    """The configuration of a model, or of a task of a multi-task model, and the kind of the task: of its fine-tuning or
+    `preferred`, if its head suits it."""
+    if task_name is not None:
+        config, auto_class = config.task_config(task_name), config.tasks[task_name]["auto_class"]
+    else:
+        auto_class = "AutoModelFor" + (config.architectures or [""])[0].partition("For")[2]
+    if preferred is None and summary is not None:  # of a multi-task model: "rte (sequence-classification), ..."
+        preferred = dict(re.findall(r"(\S+) \(([\w-]+)\)", summary.task)).get(task_name, summary.task)
+    return config, _task_of_head(config, auto_class, source, preferred)
 
 
 def _task_of_head(config: PreTrainedConfig, auto_class: str, source: str, preferred: str | None) -> str:

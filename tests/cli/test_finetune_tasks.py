@@ -136,7 +136,9 @@ def test_tasks_of_unfinished_runs_and_models_on_the_hub(checkpoint, tmp_path, mo
     tasks = make_tasks(tmp_path / "list", ranked={}, sentences={"max_length": 20})
     assert finetune("multitask", **multitask(checkpoint, tmp_path / "list", tasks, **flags), output_dir=together) == 0
     lengths = {"ranked": 16, "sentences": 20}
-    assert {name: predictor.task.arguments.max_length for name, predictor in Predictor.open_tasks(str(together))} == lengths
+    assert {
+        name: predictor.task.arguments.max_length for name, predictor in Predictor.open_tasks(str(together))
+    } == lengths
 
     snapshots = tmp_path / "cache" / "models--zoo--ranker" / "snapshots"
     shutil.copytree(out, snapshots / "0123", ignore=shutil.ignore_patterns("checkpoint-*"))

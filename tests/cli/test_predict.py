@@ -187,6 +187,11 @@ def test_multitask_model(tmp_path: Path) -> None:
         Predictor.open(str(folder))
     with pytest.raises(CtxError, match=r"no task 'pairs'(?s:.*)use one of: polarity, ranks"):
         Predictor.open(str(folder), task_name="pairs")
+    for flag in ({"label_delimiter": "|"}, {"may_be_unanswerable": True}):
+        printed = command_output(
+            "predict", "--all_tasks", model=folder, input=tmp_path / "texts.txt", **flag, fails=True
+        )
+        assert "No task of the model uses it" in printed
 
 
 def test_targets_of_encoder_decoder(tmp_path: Path) -> None:
