@@ -351,6 +351,11 @@ def test_invalid_distillation_raises(subtests):
         "no Transformer": (make_classifier(2), recurrent, [MiniLMv2Loss()], "LSTM has no attention scores"),
         "labels": (make_classifier(2, labels=2), make_classifier(4), [SoftClassLoss()], "2 classes, the teacher 3"),
         "no classes": (make_classifier(2, labels=1), make_classifier(4, labels=1), [SoftClassLoss()], "regression"),
+        "several labels": (
+            *(make_classifier(layers, problem_type="multi_label_classification") for layers in (2, 4)),
+            [SoftTargetLoss()],
+            "labels of a text with several labels are not classes",
+        ),
         "no head": (make_classifier(2), untrained, [LogitLoss()], "no trained head.*classifier"),
         "another head": (make_classifier(2), teacher, [LogitLoss()], "no trained head"),
         "a tagger's teacher": (make_tagger(2), make_classifier(4), [SoftClassLoss()], "no trained head"),

@@ -116,6 +116,12 @@ class PredictionLoss(DistillationLoss):
                 f"A regression has no classes for the loss {self.name}.",
                 hint="use logits, or hard-targets as TinyBERT does for regression.",
             )
+        problem_types = {model.config.problem_type for model in (student, teacher)}
+        if self.requires_classes and "multi_label_classification" in problem_types:
+            raise CtxError(
+                f"The labels of a text with several labels are not classes, which the loss {self.name} compares.",
+                hint="use logits or hard-targets.",
+            )
 
     def target_name(self, student: PreTrainedModel) -> str:
         """Tokens, labels or examples, by the student's head."""

@@ -228,9 +228,9 @@ def open_model(
     """Load the checkpoint or create a new model, with the task's head and embeddings for all tokens.
 
     `multitask_model` is the model of a multi-task checkpoint if it is already loaded. With `require_head`, for
-    predictions, the projected attention layers of a multi-task checkpoint are added to the model. Raises CtxError if the
-    model lacks an input that the task needs, with `require_head` if the checkpoint has no such head, and without it if
-    the checkpoint has projected attention layers, which a model of one task cannot save.
+    predictions, the task's projected attention layers are added to the model. Raises CtxError if the model lacks an
+    input that the task needs, with `require_head` if the checkpoint has no such head, and without it if the checkpoint
+    has projected attention layers, which a model of one task cannot save.
     """
     source, task_name = arguments.model, arguments.task_name
     if source is None:

@@ -158,7 +158,7 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
         return {**encoder, **head.state_dict()}
 
     def add_task_attention(self, model: CtxPreTrainedModel, task: str) -> None:
-        """Add a copy of the projected attention layers of a task, if any, to its plain model, which cannot save them."""
+        """Add a copy of a task's projected attention layers, if any, to its plain model, which cannot save them."""
         if self.task_attention is not None:
             attention = TaskAttention(model.base_model, [task], **(self.config.projected_attention or {}))
             attention.members[task].load_state_dict(self.task_attention.members[task].state_dict())
