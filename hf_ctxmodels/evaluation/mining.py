@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_choice, flag
+from hf_ctxmodels.core.flags import check_choice, check_range, flag
 
 Margin = Literal["ratio", "distance", "absolute"]
 Candidates = Literal["max", "intersection", "forward", "backward"]
@@ -122,9 +122,10 @@ def mine_pairs(
         search: Search of nearest neighbors, by default `ExactSearch`.
 
     Raises:
-        CtxError: There are no sentences, or `margin` or `candidates` is unknown.
+        CtxError: There are no sentences, `neighbors` is below 1, or `margin` or `candidates` is unknown.
     """
     check_choice(get_args(Candidates), candidates=candidates)
+    check_range({"neighbors": neighbors}, at_least=1)
     for name, vectors in (("source", source), ("target", target)):
         if not len(vectors):
             raise CtxError(f"There are no {name} sentences.", hint="use files with at least one sentence each.")

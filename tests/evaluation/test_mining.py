@@ -88,6 +88,8 @@ def test_fewer_sentences_than_neighbors() -> None:
     assert (pair.source, pair.target) == (0, 0)
     with pytest.raises(CtxError, match="no target sentences"):
         mine_pairs(source, target[:0])
+    with pytest.raises(CtxError, match="neighbors=0 is out of range"):
+        mine_pairs(source, target, neighbors=0)
 
 
 def test_index_with_missing_neighbors() -> None:
