@@ -18,6 +18,7 @@ from transformers.utils import ModelOutput
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.host_copies import CollatedBatch
+from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.core.output_files import wrap_write_errors, write_tensors
 from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.heads.base import HeadModel
@@ -187,12 +188,9 @@ def cache_features(
     folder = Path(directory) / digest
     if not folder.is_dir():
         cache = model.feature_lookup = FeatureCache(model)
-        with cache.write_to(folder), torch.no_grad():
-            was_training = model.training
-            model.eval()
+        with cache.write_to(folder), evaluation_mode(model):
             for batch in progress_bar(batches, "computing features", unit="batches", enabled=show_progress):
                 model(**CollatedBatch(batch).to(model.device))
-            model.train(was_training)
     model.feature_lookup = FeatureCache(model, folder)
     print_status(f"features of the encoder in {folder}", show_progress)
 

@@ -159,7 +159,7 @@ def test_cached_states_keep_losses_bit_identical(tmp_path: Path, monkeypatch: An
     assert len(index["places"]) == len(rows)
 
 
-def interrupt(*arguments: Any) -> None:
+def interrupt(*arguments: Any, **options: Any) -> None:
     raise KeyboardInterrupt
 
 
@@ -179,6 +179,12 @@ def test_interrupted_and_damaged_caches(tmp_path: Path, monkeypatch: Any) -> Non
         with pytest.raises(KeyboardInterrupt):
             cache_features(model, tmp_path / "cache", rows, "", show_progress=False)
     assert list((tmp_path / "cache").iterdir()) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(BERT.model_class, "forward", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            cache_features(model.train(), tmp_path / "cache", rows, "", show_progress=False)
+    assert model.training
+    model.eval()
     cache_features(model, tmp_path / "cache", rows, "", show_progress=False)
     (folder,) = (tmp_path / "cache").iterdir()
     assert len(list(folder.glob("states-*.safetensors"))) > 2
