@@ -262,15 +262,14 @@ def evaluate_distances(predictions: Iterator[tuple[ParsedSentence, np.ndarray]])
 
 
 def evaluate_depths(predictions: Iterator[tuple[ParsedSentence, np.ndarray]]) -> dict[str, np.ndarray]:
-    """`root_accuracy`, the share of sentences whose least deep word, without punctuation, is the root; and `spearman`
-    (section 3.2), each (L, V)."""
+    """`root_accuracy`, the share of sentences whose least deep word, without punctuation, is the root, among sentences
+    whose root is no punctuation; and `spearman` of all sentences (section 3.2), each (L, V)."""
     correct, total, spearman = 0, 0, SpearmanByLength()
     for sentence, depths in predictions:
         root = int(sentence.depths.argmin())
-        if not sentence.is_scored[root]:
-            continue
-        correct = correct + (np.where(sentence.is_scored, depths, np.inf).argmin(-1) == root)
-        total += 1
+        is_root = np.where(sentence.is_scored, depths, np.inf).argmin(-1) == root
+        correct = correct + (is_root & sentence.is_scored[root])
+        total += bool(sentence.is_scored[root])
         spearman.add(len(sentence.depths), rank_correlations(depths, sentence.depths)[..., None])
     return _scores("root_accuracy", correct, total, spearman)
 

@@ -139,6 +139,17 @@ def test_scores_exclude_punctuation() -> None:
     assert evaluate_depths(iter([(sentence, depths)]))["root_accuracy"].tolist() == [[1.0]]
 
 
+def test_roots_that_are_punctuation() -> None:
+    """They have no root accuracy, but a correlation, as distances have."""
+    words = np.arange(5)
+    distances = np.abs(words[:, None] - words).astype(float)
+    sentences = [ParsedSentence(0, distances, words, words > root) for root in (-1, 0)]
+    predictions = [np.array([[[0.0, 1.0, 2.0, 3.0, 4.0]]]), np.array([[[4.0, 3.0, 2.0, 1.0, 0.0]]])]
+    scores = evaluate_depths(iter(zip(sentences, predictions)))
+    assert {name: values.tolist() for name, values in scores.items()} == {"root_accuracy": [[1.0]], "spearman": [[0.0]]}
+    assert evaluate_depths(iter([(sentences[1], predictions[1])]))["root_accuracy"].shape == (1, 1)
+
+
 def test_spearman_is_averaged_by_length() -> None:
     spearman = SpearmanByLength()
     for length, value in ((5, 1.0), (5, 0.0), (7, 0.2), (51, 0.9)):
