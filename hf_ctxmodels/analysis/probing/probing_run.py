@@ -138,7 +138,8 @@ def build_data(
 class Representations:
     """Standardized vectors of the sentences of all tasks, from one model.
 
-    Words of sentences are encoded once for all word and pair tasks; sentence tasks have the means of their words.
+    Words of sentences are encoded once for all word and pair tasks; sentence tasks have the means of their words, and
+    the vector 0 for sentences without tokens.
     """
 
     def __init__(
@@ -171,14 +172,14 @@ class Representations:
                 for examples in task.splits.values():
                     for words in examples.sentences:
                         self._means.setdefault(tuple(words), len(self._means))
-        self._mean_vectors, _ = encode_sentences(encoder, list(self._means), dtype=dtype)
+        self._mean_vectors, self._has_tokens = encode_sentences(encoder, list(self._means), dtype=dtype)
 
     def labeled(self, task: ProbingTask, columns: list[int], layers: list[int]) -> LabeledVectors:
         """The vectors of a task's examples, for some columns of the table, which hold these layers."""
         if task.is_sentence_level:
             rows = [self._means[tuple(words)] for split in SPLITS for words in task.splits[split].sentences]
             sizes = [len(task.splits[split].sentences) for split in SPLITS]
-            vectors = standardize(self._mean_vectors[rows], sizes[0], torch.ones(len(rows), dtype=torch.bool))
+            vectors = standardize(self._mean_vectors[rows], sizes[0], self._has_tokens[rows])
             spans = torch.stack([torch.arange(len(rows)), torch.arange(1, len(rows) + 1)], -1)[:, None]
             return LabeledVectors(task, vectors, dict(zip(SPLITS, spans.split(sizes), strict=True)), columns, layers)
         spans_by_split = {}

@@ -5,10 +5,14 @@ from collections import Counter
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from hf_ctxmodels.analysis.annotated_corpora import LabeledSentence
+from hf_ctxmodels.analysis.probing import probing_run
 from hf_ctxmodels.analysis.probing.controls import (
     ControlTask,
     label_score,
@@ -18,7 +22,12 @@ from hf_ctxmodels.analysis.probing.controls import (
     uniform_code_length,
 )
 from hf_ctxmodels.analysis.probing.probing_run import build_data
-from hf_ctxmodels.analysis.probing.sentence_tasks import SENTENCE_TASKS, divide_sentences, label_sentences
+from hf_ctxmodels.analysis.probing.sentence_tasks import (
+    SENTENCE_TASKS,
+    divide_sentences,
+    label_sentences,
+    sentence_task,
+)
 from hf_ctxmodels.analysis.probing.tasks import (
     Example,
     ExampleSet,
@@ -236,3 +245,14 @@ def test_task_requires_examples_of_each_split() -> None:
     full = ExampleSet([["a", "b"]], [Example(0, ((0, 1),), ("x",)), Example(0, ((1, 2),), ("y",))])
     with pytest.raises(CtxError, match="no example of pos in dev"):
         ProbingTask("pos", {"train": full, "dev": ExampleSet([], []), "test": full})
+
+
+def test_sentences_without_tokens_do_not_change_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = torch.tensor([[[1.0]], [[3.0]], [[0.0]]])
+    has_tokens = torch.tensor([True, True, False])
+    monkeypatch.setattr(probing_run, "encode_sentences", lambda *args, **kwargs: (vectors, has_tokens))
+    sentences = [LabeledSentence([word], word, "") for word in ("a", "b", "\x00")]
+    task = sentence_task("task", {"train": sentences, "dev": sentences, "test": sentences})
+    encoder: Any = SimpleNamespace(layers=[0], hidden_size=1)
+    representations = probing_run.Representations(encoder, probing_run.ProbingData({"task": [task]}))
+    assert representations.labeled(task, [0], [0]).vectors[:3].flatten().tolist() == [-1, 1, 0]
