@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import log
+from math import isnan, log, nan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,12 +74,13 @@ def _read_json_pairs(path: str | Path, default_phenomenon: str) -> Iterator[Mini
 
 
 def evaluate_pairs(pairs: Sequence[MinimalPair], scorer: Scorer) -> dict[str, PairResult]:
-    """Result of each phenomenon, in alphabetical order."""
+    """Result of each phenomenon, in alphabetical order; nan if a score of it is not a number."""
     good_scores, bad_scores = scorer([pair.good for pair in pairs]), scorer([pair.bad for pair in pairs])
     results = {name: PairResult(0.0, 0) for name in sorted({pair.phenomenon for pair in pairs})}
     for pair, good, bad in zip(pairs, good_scores, bad_scores, strict=True):
         correct, count = results[pair.phenomenon]
-        results[pair.phenomenon] = PairResult(correct + (good > bad) + 0.5 * (good == bad), count + 1)
+        is_correct = nan if isnan(good) or isnan(bad) else (good > bad) + 0.5 * (good == bad)
+        results[pair.phenomenon] = PairResult(correct + is_correct, count + 1)
     return results
 
 

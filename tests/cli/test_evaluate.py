@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -219,7 +220,7 @@ def write_pairs(path: Path) -> Path:
 
 
 def test_pair_results_and_unigram_scores() -> None:
-    """A tie counts half; unigram probabilities are frequencies in the text, also of unknown words."""
+    """A tie counts half, a nan makes the accuracy nan; unigram probabilities are frequencies in the text, also of unknown words."""
     pairs = [MinimalPair("aa", "a", "x"), MinimalPair("a", "a", "x"), MinimalPair("a", "aa", "y")]
     results = evaluate_pairs(pairs, lambda texts: [len(text) for text in texts])
     assert results == {"x": PairResult(1.5, 2), "y": PairResult(0.0, 1)}
@@ -231,6 +232,7 @@ def test_pair_results_and_unigram_scores() -> None:
     tokenizer.model_max_length = 2
     unigram_scorer(tokenizer, ["a b c"])
     assert not tokenizer.deprecation_warnings  # the tokens are counted, no model reads them
+    assert math.isnan(total_result(evaluate_pairs(pairs, lambda texts: [math.nan] * len(texts)).values()).accuracy)
 
 
 def test_evaluate_pairs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
