@@ -53,6 +53,9 @@ from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.summary import TrainingSummary
 
+COST = "cost"
+"""Name of the costs of training in the results, which no measure has."""
+
 Values = dict[str, float]
 """Name of a metric -> its value; the first one is shown in tables."""
 
@@ -165,8 +168,13 @@ class MinimalPairs(Measure):
         return [pair for file in self.files for pair in read_pairs(file)[: self.max_pairs]]
 
     def check(self) -> None:
-        """Read the pairs."""
-        _ = self.pairs
+        """Read the pairs; raises CtxError for a phenomenon with the name of a metric of all pairs."""
+        if names := sorted({pair.phenomenon for pair in self.pairs} & {"accuracy", "generator"}):
+            raise CtxError(
+                f"A phenomenon is named {names[0]!r}, as a metric of all pairs.",
+                location="files",
+                hint="rename the file, or the linguistics_term of its pairs.",
+            )
 
     def evaluate(self, checkpoint: MeasuredCheckpoint) -> Evaluation | None:
         """Accuracy over all pairs, and of each phenomenon; of a pair of discriminator and generator the accuracy of the

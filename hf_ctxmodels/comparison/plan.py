@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hf_ctxmodels.comparison.measures import MEASURES, DataFile, Measure
+from hf_ctxmodels.comparison.measures import COST, MEASURES, DataFile, Measure
 from hf_ctxmodels.core.command_line import find_packaged, parse_arguments, read_recipe, recipe_flags, shown_fields
 from hf_ctxmodels.core.constants import MAX_SEED
 from hf_ctxmodels.core.errors import CtxError
@@ -342,12 +342,18 @@ def located_errors(location: str) -> Iterator[None]:
         raise CtxError(error.message, location=f"{location}{inner}", hint=error.hint) from error
 
 
+def _check_name(name: str, description: str) -> None:
+    """Raise CtxError for a name that is not a part of file names and of patterns of files."""
+    if not re.sub("[-_.]", "", name).isalnum():
+        hint = "use letters, digits, `-`, `_` and `.`."
+        raise CtxError(f"{name!r} is not a valid name of a {description}.", hint=hint)
+
+
 def _make_variant(name: str, options: Any, shared: Mapping[str, Any]) -> Variant:
     """A variant from its entry in the plan; raises CtxError if `pretrain` would not accept it."""
     if not isinstance(options, dict):
         raise CtxError(f"Expected flags of pretrain, got {options!r}.", hint="write `flag: value` lines.")
-    if not re.sub("[-_.]", "", name).isalnum():
-        raise CtxError(f"{name!r} is not a valid name of a variant.", hint="use letters, digits, `-`, `_` and `.`.")
+    _check_name(name, "variant")
     family = options.get("family", name)
     if family not in FAMILIES:
         raise CtxError(
@@ -437,6 +443,9 @@ def _make_measure(name: str, entry: Mapping[str, Any], location: str, folder: Pa
             )
         values[key] = _convert_option(value, entries[key], location, folder)
     with located_errors(location):
+        _check_name(name, "measure")
+        if name == COST:
+            raise CtxError(f"{name!r} is the name of the costs of training.", hint="use another name.")
         return measure_class(name=name, **values)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from hf_ctxmodels.analysis.figures import DotPlot, Figure, LineChart
 from hf_ctxmodels.analysis.report.page import render_report
 from hf_ctxmodels.analysis.results import AnalysisResult, Table, mean_and_std
-from hf_ctxmodels.comparison.measures import Measure
+from hf_ctxmodels.comparison.measures import COST, Measure
 from hf_ctxmodels.comparison.plan import BUDGETS, Plan
 from hf_ctxmodels.comparison.runner import Comparison, Record
 from hf_ctxmodels.core.output_files import wrap_write_errors, write_text_file
@@ -283,7 +283,7 @@ def cost_table(title: str, variants: Sequence[str], scores: Scores) -> Table:
     cells = []
     for variant in variants:
         last = max(scores.steps[variant])
-        values = [scores.values(variant, last, "cost", metric) for metric, _ in columns.values()]
+        values = [scores.values(variant, last, COST, metric) for metric, _ in columns.values()]
         scales = [scale for _, scale in columns.values()]
         cells.append([median(numbers) * scale if numbers else None for numbers, scale in zip(values, scales)])
     note = (
@@ -382,7 +382,7 @@ def learning_curve(scores: Scores, variant: str, measure: str, metric: str, axis
     0 a logarithmic axis cannot show."""
     curve: dict[float, list[float]] = {}
     for step in sorted(scores.steps[variant] - {0}):
-        positions = scores.values(variant, step, "cost", axis)
+        positions = scores.values(variant, step, COST, axis)
         values = scores.values(variant, step, measure, metric)
         if positions and values and mean(positions) > 0:
             curve[mean(positions)] = values

@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 import hf_ctxmodels
-from hf_ctxmodels.comparison.measures import DataFile, Evaluation, Measure, MeasuredCheckpoint, Values
+from hf_ctxmodels.comparison.measures import COST, DataFile, Evaluation, Measure, MeasuredCheckpoint, Values
 from hf_ctxmodels.comparison.plan import Plan, Run, Variant, digest, located_errors
 from hf_ctxmodels.comparison.processes import TimeIsUpError, device_flags, failure_line, package_command, run_command
 from hf_ctxmodels.comparison.sizing import RunSize, checkpoint_steps, measure_size
@@ -56,7 +56,7 @@ class Record(NamedTuple):
         family: Its family; None for a baseline.
         budget, seed: Budget and seed of the run; None for a baseline.
         step, words, flops: Position of the checkpoint; None for a baseline, and FLOPs that are not counted.
-        measure, metric: Name of the measure, or "cost", and of one of its metrics.
+        measure, metric: Name of the measure, or `COST`, and of one of its metrics.
         digest: Digest of the recipe, the text and the tokenizer.
     """
 
@@ -310,7 +310,7 @@ class Comparison:
             for step in self.checkpoint_steps(run, size):
                 record = self._record(run, size, step)
                 costs = {"parameters": size.parameters, "words": record.words, "flops": record.flops}
-                yield from _metric_records(record, "cost", costs)
+                yield from _metric_records(record, COST, costs)
                 for measure in self.plan.measures:
                     file = self.measure_file(run, measure, step)
                     yield from _metric_records(record, measure.name, read_json(file)["values"] if file.exists() else {})
@@ -329,7 +329,7 @@ class Comparison:
             peak = read_json(folder / _COST_FILE)["peak_bytes"] if (folder / _COST_FILE).exists() else None
             for step in self.checkpoint_steps(run, size):
                 costs = {"seconds": training_seconds(curve, step), "peak_bytes": peak}
-                yield from _metric_records(self._record(run, size, step), "cost", costs)
+                yield from _metric_records(self._record(run, size, step), COST, costs)
 
     def _record(self, run: Run, size: RunSize, step: int) -> Record:
         """A record of a checkpoint without a metric."""

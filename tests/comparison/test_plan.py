@@ -79,6 +79,8 @@ def test_config_options_of_plan_and_variant_are_merged(folder):
         ("config: tiny", "config: mini", "The family glove has no size 'mini'"),
         ("kind: pairs", "kind: pair", "no known kind: 'pair'.*did you mean pairs"),
         ("files: pairs*.txt", "files: missing*.txt", "There is no file"),
+        ("  zorro:", "  zorro[1]:", r"'zorro\[1\]' is not a valid name of a measure"),
+        ("  zorro:", "  cost:", "'cost' is the name of the costs of training"),
         ("files: pairs*.txt", "max_pairs: 3", "lacks files"),
         (
             "kind: pairs, files: pairs*.txt",
@@ -207,6 +209,7 @@ FINETUNE = "kind: finetune, train_file: train.tsv, validation_file: train.tsv"
         ("kind: probe, train_file: t.conllu, dev_file: t.conllu, test_file: train.tsv", "train.tsv"),
         ("kind: senses, semcor: train.tsv", "train.tsv"),
         ("kind: pairs, files: train.tsv", "train.tsv"),
+        ("kind: pairs, files: accuracy.txt", "phenomenon is named 'accuracy'"),
         ("kind: pretraining, text: text.txt, options: {sentence_task: order}", None),
         ("kind: pretraining, text: empty.txt", "empty.txt"),
         ("kind: pretraining, text: text.txt, options: {sentence_tsk: order}", "did you mean sentence_task"),
@@ -215,6 +218,7 @@ FINETUNE = "kind: finetune, train_file: train.tsv, validation_file: train.tsv"
 def test_measures_are_checked_before_training(folder, measure, message):
     (folder / "train.tsv").write_text("text\tlabel\na cat\ta\na dog\tb\na mat\ta\n")
     (folder / "empty.txt").write_text("")
+    (folder / "accuracy.txt").write_text("a cat sit .\na cat sits .\n")
     (folder / "t.conllu").write_text("1\tcat\tcat\tNOUN\t_\t_\t0\troot\t_\t_\n\n")
     plan = read_plan_text(folder, PLAN.replace("kind: pairs, files: pairs*.txt", measure))
     if message is None:
