@@ -220,7 +220,7 @@ def write_pairs(path: Path) -> Path:
 
 
 def test_pair_results_and_unigram_scores() -> None:
-    """A tie counts half, a nan makes the accuracy nan; unigram probabilities are frequencies in the text, also of unknown words."""
+    """A tie counts half, nan makes the accuracy nan; unigram probabilities are frequencies, also of unknown words."""
     pairs = [MinimalPair("aa", "a", "x"), MinimalPair("a", "a", "x"), MinimalPair("a", "aa", "y")]
     results = evaluate_pairs(pairs, lambda texts: [len(text) for text in texts])
     assert results == {"x": PairResult(1.5, 2), "y": PairResult(0.0, 1)}
