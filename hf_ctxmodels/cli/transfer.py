@@ -9,12 +9,12 @@ r"""Measure zero-shot transfer between languages: fine-tune on a task in one lan
         --data_dir tatoeba --text_columns 1,2 --output_dir runs/xlm-tatoeba
 
 A language is CODE=FILE, or a code whose files are found in --data_dir: by the names of Universal Dependencies (pos) and
-WikiANN (ner), or by the codes in their names, such as xnli.test.de.tsv, xquad.de.json and tatoeba.en-de.tsv. The table
-has the score, the gap to the training language, a baseline, the overlap of subwords with the training data, and the
-script. With `--adapter madx-task --language_adapters en=DIR,de=DIR` the adapter of the language is replaced in each
-test (MAD-X), with `--freeze embeddings --language_embeddings de=DIR` the token embeddings (Artetxe et al. 2020). The
-output directory contains the model and transfer.json. Retrieval of translations, from tables with two columns, needs
-no training.
+WikiANN (ner), or by the codes in their names, such as xnli.test.de.tsv, xquad.de.json and tatoeba.en-de.tsv. FILE may
+be a dataset, as in de=facebook/xnli:config=de. The table has the score, the gap to the training language, a baseline,
+the overlap of subwords with the training data, and the script. With `--adapter madx-task --language_adapters
+en=DIR,de=DIR` the adapter of the language is replaced in each test (MAD-X), with `--freeze embeddings
+--language_embeddings de=DIR` the token embeddings (Artetxe et al. 2020). The output directory contains the model and
+transfer.json. Retrieval of translations, from tables with two columns, needs no training.
 """
 
 import json
@@ -33,6 +33,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.data.files import require_file
+from hf_ctxmodels.data.hub_datasets import is_dataset, source_name, with_default_split
 from hf_ctxmodels.data.table_files import read_table
 from hf_ctxmodels.downstream.adapters.adapter_checkpoints import load_model_and_tokenizer
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments, check_adapters, replace_lowest_adapter
@@ -50,6 +51,7 @@ from hf_ctxmodels.downstream.tasks.languages import (
     LanguageFile,
     directories_of_languages,
     set_language,
+    split_entries,
     supported_languages,
 )
 from hf_ctxmodels.downstream.tasks.metrics import metric_range
@@ -92,10 +94,15 @@ class TransferArguments:
         "Parts of speech (CoNLL-U), named entities (CoNLL columns), another task of `finetune`, or retrieval of "
         "translations.",
     )
-    test: str = flag(REQUIRED, "Test languages, separated by commas: de,fr or de=FILE,fr=FILE.")
+    test: str = flag(
+        REQUIRED,
+        "Test languages, separated by commas: de,fr or de=FILE,fr=FILE; a dataset has by default split=test.",
+    )
     train: str = flag("en", "Training language: en or en=FILE.")
     data_dir: str | None = flag(None, "Directory with the files of the languages.")
-    validation_file: str | None = flag(None, "Validation file of the training language; by default its dev file.")
+    validation_file: str | None = flag(
+        None, "Validation file of the training language; by default its dev file or split."
+    )
     train_examples: int | None = flag(None, "Train on a fixed subset of N examples.")
     translated_train: str | None = flag(
         None, "Train also on translations of the training file (translate-train): LANGUAGE=FILE, separated by commas."
@@ -132,8 +139,9 @@ class TransferArguments:
 
     def find(self, entry: str, split: str) -> LanguageFile:
         """The file of an entry CODE or CODE=FILE of the task; see `LanguageFile.find`."""
-        source = LanguageFile.find(entry.strip(), self.task, split, self.data_dir)
-        require_file(source.file)
+        source = LanguageFile.find(entry, self.task, split, self.data_dir)
+        if not is_dataset(source.file):
+            require_file(source.file)
         return source
 
 
@@ -158,13 +166,15 @@ def main() -> None:
         raise CtxError("Language adapters require a task adapter.", location="--language_adapters", hint=hint)
     task_name = arguments.task if arguments.task in TASKS else TAGGING
     train = arguments.find(arguments.train, "train")
-    tests = [arguments.find(entry, "test") for entry in arguments.test.split(",")]
-    translations = [arguments.find(entry, "train") for entry in (arguments.translated_train or "").split(",") if entry]
-    validation_file = arguments.validation_file or str(train.split("dev").file)
+    tests = [arguments.find(entry, "test") for entry in split_entries(arguments.test)]
+    translations = [
+        arguments.find(entry, "train") for entry in split_entries(arguments.translated_train or "") if entry
+    ]
+    validation_file = arguments.validation_file or train.validation_file
 
     # test files, the model's languages, and the modules of each language are checked before training
     reader = TASKS[task_name](task_arguments)
-    test_examples = [reader.read(str(source.file), "test") for source in tests]
+    test_examples = [reader.read(source.file, "test") for source in tests]
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
     languages = [train.language, *(source.language for source in tests)]
     has_languages = bool(supported_languages(config, tokenizer))
@@ -186,7 +196,7 @@ def main() -> None:
     tuned = finetune(
         FinetuningArguments(
             task=task_name,
-            train_file=[str(source.file) for source in (train, *translations)],
+            train_file=[source.file for source in (train, *translations)],
             validation_file=validation_file,
             model=arguments.model,
             language=train.language if has_languages else None,
@@ -198,7 +208,7 @@ def main() -> None:
     )
     validation = {
         "language": f"{train.language} (dev)",
-        "file": Path(validation_file).name,
+        "file": source_name(validation_file),
         "examples": len(tuned.validation),
         "metrics": {name: tuned.result.metrics[f"eval_{name}"] for name in tuned.baseline},
         "baseline": tuned.baseline,
@@ -218,8 +228,8 @@ def main() -> None:
     record = {
         "task": arguments.task,
         "train": train.language,
-        "train_file": train.file.name,
-        "translated_train_files": {source.language: source.file.name for source in translations},
+        "train_file": train.name,
+        "translated_train_files": {source.language: source.name for source in translations},
         "source": source_result,
         "languages": results,
     }
@@ -277,7 +287,7 @@ def evaluate(
     baseline = task.score(examples, task.baseline(tuned.training, examples))
     return {
         "language": source.language,
-        "file": source.file.name,
+        "file": source.name,
         "examples": len(examples),
         "metrics": {name: metrics[f"eval_{name}"] for name in baseline},
         "baseline": baseline,
@@ -320,7 +330,7 @@ def evaluate_retrieval(
             hint=f"name the column of the language {arguments.train} first, for example 1,2.",
         )
     source_language = arguments.train
-    tests = [arguments.find(entry, source_language) for entry in arguments.test.split(",")]
+    tests = [arguments.find(entry, source_language) for entry in split_entries(arguments.test)]
     model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModel.__name__)
     loop_arguments.place(model)
     has_languages = bool(supported_languages(model.config, tokenizer))
@@ -333,7 +343,7 @@ def evaluate_retrieval(
     )
     results = []
     for source in tests:
-        rows = [get_texts(row, columns) for row in read_table(source.file, columns)]
+        rows = [get_texts(row, columns) for row in read_table(with_default_split(source.file, "test"), columns)]
         sides = [list(column) for column in zip(*rows, strict=True)]
         vectors = []
         for language, sentences in zip((source_language, source.language), sides, strict=True):
@@ -352,7 +362,7 @@ def evaluate_retrieval(
         results.append(
             {
                 "language": source.language,
-                "file": source.file.name,
+                "file": source.name,
                 "examples": len(rows),
                 "metrics": scores,
                 "baseline": baseline,

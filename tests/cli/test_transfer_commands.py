@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from commands import command_output, flag_list, run_in_two_processes, save, tiny_pair
+from datasets import Dataset
 from entities import NAMES, PLACES, VERBS, save_tiny_bert, tagged_sentences, write_wikiann
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer, BertConfig
@@ -21,7 +22,7 @@ from hf_ctxmodels.cli.transfer import language_directories
 from hf_ctxmodels.data.text_files import read_text
 from hf_ctxmodels.downstream.adapters import add_adapter, save_adapter
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
-from hf_ctxmodels.downstream.tasks.languages import LanguageFile, split_language
+from hf_ctxmodels.downstream.tasks.languages import LanguageFile, split_entries, split_language
 from hf_ctxmodels.evaluation.languages import example_texts, main_script
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.freezing import freeze_encoder
@@ -332,6 +333,31 @@ def test_transfer_with_translated_training_files(tmp_path: Path) -> None:
         assert message in command_output("evaluate transfer", **invalid_flags, fails=True)
 
 
+def test_transfer_with_datasets(tmp_path: Path) -> None:
+    """The splits for training, validation and test of directories that `datasets` loads, also for retrieval."""
+    texts = [" ".join([*words, "Anna", "Boris"]) for words in COLORS.values()]
+    model = save(tmp_path / "encoder", *tiny_pair("bert", "AutoModel", texts, vocab_size=120))
+    for language in COLORS:
+        rows = [line.split("\t") for line in write_pairs(tmp_path / "pairs.tsv", language).read_text().splitlines()]
+        columns = dict(zip(("one", "two", "label"), zip(*rows), strict=True))
+        for split, size in (("train", 24), ("validation", 16), ("test", 8)):
+            (tmp_path / language).mkdir(exist_ok=True)
+            dataset = Dataset.from_dict({name: values[:size] for name, values in columns.items()})
+            dataset.to_parquet(tmp_path / language / f"{split}-00000-of-00001.parquet")
+    tests = f"de={tmp_path}/de,fr={tmp_path}/fr:split=train"
+    flags = {"model": model, "test": tests, "text_columns": "one,two"}
+    training = {"train": f"en={tmp_path}/en", "label_column": "label", "max_length": 16, "max_steps": 1}
+    command_output(
+        "evaluate transfer", **flags, **training, task="sequence-classification", output_dir=tmp_path / "output"
+    )
+    result = json.loads((tmp_path / "output" / "transfer.json").read_text())
+    assert [(row["file"], row["examples"]) for row in result["languages"]] == [("de", 8), ("fr", 24)]
+    assert (result["source"]["file"], result["source"]["examples"]) == ("en", 16)
+    command_output("evaluate transfer", **flags, task="retrieval", pooling="mean", output_dir=tmp_path / "retrieval")
+    result = json.loads((tmp_path / "retrieval" / "transfer.json").read_text())
+    assert [(row["file"], row["examples"]) for row in result["languages"]] == [("de", 8), ("fr", 24)]
+
+
 def test_question_answering_transfer(tmp_path: Path) -> None:
     """XQuAD's format: one file per language, without a split in its name."""
     for language, (first, second, verb) in COLORS.items():
@@ -446,11 +472,16 @@ def test_benchmark_files(shared_data: Path, name: str, folder: str, language: st
 
 def test_find_language_files(data: Path, tmp_path: Path) -> None:
     named = LanguageFile.find("es=some.txt", "ner", "test", None)
-    assert (named.language, named.file) == ("es", Path("some.txt"))
+    assert (named.language, named.file) == ("es", "some.txt")
     with pytest.raises(CtxError, match=r"(?s)'es' has no file.*pass es=FILE, or --data_dir"):
         LanguageFile.find("es", "ner", "test", None)
     train = LanguageFile.find("en", "ner", "train", str(data))
-    assert train.split("dev").file == data / "wikiann" / "en.dev.txt"
+    assert train.validation_file == str(data / "wikiann" / "en.dev.txt")
+    assert LanguageFile("en", "org/name:config=en,split=train").validation_file == "org/name:config=en,split=validation"
+    assert split_entries("de=org/name:config=de,split=test, fr=a.tsv") == [
+        "de=org/name:config=de,split=test",
+        "fr=a.tsv",
+    ]
     with pytest.raises(CtxError, match=r"No files fi\.test\.txt"):
         LanguageFile.find("fi", "ner", "test", str(data))
     for treebank in ("ewt", "gum"):
@@ -469,7 +500,7 @@ def test_find_language_files(data: Path, tmp_path: Path) -> None:
         ("es", "question-answering", "test", names[3]),
         ("it", "retrieval", "en", names[4]),
     ):
-        assert LanguageFile.find(language, task, split, str(folder)).file == folder / name
+        assert LanguageFile.find(language, task, split, str(folder)).file == str(folder / name)
     with pytest.raises(CtxError, match=r"No files \*de\*en\*"):
         LanguageFile.find("de", "retrieval", "en", str(folder))
 

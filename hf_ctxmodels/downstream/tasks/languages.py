@@ -9,6 +9,9 @@ from typing import Self
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import join_choice
+from hf_ctxmodels.data.files import split_dataset_options
+from hf_ctxmodels.data.hub_datasets import is_dataset, source_name
 
 # Task -> pattern of the file name of a language and split, as in Universal Dependencies and WikiANN.
 NAMES = {"pos": "{language}_*-ud-{split}.conllu*", "ner": "{language}.{split}.txt*"}
@@ -51,6 +54,12 @@ def split_language(entry: str) -> tuple[str, str]:
     return (language, file) if equals and "/" not in language else ("", entry)
 
 
+def split_entries(text: str) -> list[str]:
+    """The entries in a list separated by commas. A comma before an option of a dataset belongs to its entry, as in
+    `de=NAME:config=de,split=test,fr=FILE`."""
+    return [entry.strip() for entry in re.split(r",(?!(?:config|split)=)", text)]
+
+
 def directories_of_languages(
     entries_text: str | None, languages: Iterable[str], content: str, location: str
 ) -> dict[str, str]:
@@ -79,10 +88,15 @@ def _is_named_after(name: str, language: str, split: str) -> bool:
 
 @dataclass(frozen=True)
 class LanguageFile:
-    """A file and its language."""
+    """A language, and a file or a dataset as in `finetune`."""
 
     language: str
-    file: Path
+    file: str
+
+    @property
+    def name(self) -> str:
+        """Name of the file, or the dataset without its options."""
+        return source_name(self.file)
 
     @classmethod
     def find(cls, entry: str, task: str, split: str, folder: str | None) -> Self:
@@ -95,7 +109,7 @@ class LanguageFile:
         """
         language, file = split_language(entry)
         if language:
-            return cls(language, Path(file))
+            return cls(language, file)
         language = entry
         pattern = NAMES.get(task, "*{language}*{split}*").format(language=language, split=split)
         if not folder:
@@ -116,14 +130,18 @@ class LanguageFile:
                 location=entry,
                 hint=f"use the file: {language}=FILE.",
             )
-        return cls(language, paths[0])
+        return cls(language, str(paths[0]))
 
-    def split(self, name: str) -> Self:
-        """The file of another split in the directory of the training file, whose name has `-train` or `.train`."""
+    @property
+    def validation_file(self) -> str:
+        """The dev file in the directory of a training file, whose name has `-train` or `.train`; of a dataset the
+        validation split. Raises CtxError if there is no such file."""
+        if is_dataset(self.file):
+            name, options = split_dataset_options(self.file)
+            return join_choice(name, options | {"split": "validation"})
+        path = Path(self.file)
         for mark in ("-train", ".train"):
-            path = self.file.with_name(self.file.name.replace(mark, mark.replace("train", name)))
-            if path != self.file and path.is_file():
-                return type(self)(self.language, path)
-        raise CtxError(
-            f"There is no {name} file in its directory.", location=str(self.file), hint="pass --validation_file."
-        )
+            dev_path = path.with_name(path.name.replace(mark, mark.replace("train", "dev")))
+            if dev_path != path and dev_path.is_file():
+                return str(dev_path)
+        raise CtxError("There is no dev file in its directory.", location=self.file, hint="pass --validation_file.")
