@@ -68,7 +68,8 @@ SizedReader = tuple[Reader, int | None]
 class DataArguments:
     """Documents.
 
-    The same documents are held out in all commands, independent of --seed.
+    The same documents are held out in all commands, independent of --seed; of a Hub dataset of more than 64 MiB others
+    with --streaming than without.
     """
 
     dataset: list[str] = field(
@@ -196,7 +197,7 @@ def load_documents(*datasets: str, **options: Any) -> Documents:
     Raises:
         CtxError: See `DataArguments.open`.
     """
-    return DataArguments([*datasets], **options).open()
+    return DataArguments([*datasets], **{**options, "validation_fraction": 0.0}).open()
 
 
 def _open(dataset: str, data: DataArguments) -> tuple[str, list[SizedReader]]:
@@ -226,7 +227,7 @@ def _open(dataset: str, data: DataArguments) -> tuple[str, list[SizedReader]]:
         name = file_name(path.rstrip("/"))
         if files:
             return name, _document_readers(name, files, columns, separator, is_directory=True)
-    return dataset, _hub_readers(source, columns, data.streaming)
+    return dataset, _hub_readers(source, columns, data)
 
 
 def document_files(sources: Iterable[str]) -> list[str]:
@@ -234,11 +235,12 @@ def document_files(sources: Iterable[str]) -> list[str]:
     return [file for source in sources for file in local_files(source_path(source))]
 
 
-def _hub_readers(source: DatasetSource, columns: TextColumns, streaming: bool) -> list[SizedReader]:
-    """Readers of a Hub dataset, or of a directory in another format, by ranges of rows or by shards of a stream."""
+def _hub_readers(source: DatasetSource, columns: TextColumns, data: DataArguments) -> list[SizedReader]:
+    """Readers of a Hub dataset, or of a directory in another format, by ranges of rows or by shards of a stream. Shards
+    number the documents differently than ranges, which is printed if documents are held out by their numbers."""
     import datasets
 
-    rows = source.load(streaming)
+    rows = source.load(data.streaming)
     read = partial(_hub_documents, columns=columns, name=source.name)
     if isinstance(rows, datasets.Dataset):
         num_bytes = rows.data.nbytes
@@ -250,6 +252,11 @@ def _hub_readers(source: DatasetSource, columns: TextColumns, streaming: bool) -
     splits: Mapping[str, Any] = rows.info.splits or {}
     size = splits[source.split].num_bytes if source.split in splits else None
     count = rows.num_shards
+    print_status(
+        f"warning: {source}: --streaming may hold out other documents than commands without it; pass it to all "
+        "commands or to none",
+        is_main_process() and data.validation_fraction > 0 and (size is None or size > PART_BYTES),
+    )
     shard_size = size // count if size else None if count == 1 else PART_BYTES  # shards of unknown size are large
     return [(partial(read, rows.shard(count, index) if count > 1 else rows), shard_size) for index in range(count)]
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import document_sources, documents, load_documents
-from hf_ctxmodels.data.document_sources import document_files
+from hf_ctxmodels.data.document_sources import DataArguments, document_files
 from hf_ctxmodels.data.documents import Documents, NoDocumentError, SampledDocuments
 from hf_ctxmodels.data.files import describe_content, split_columns
 from hf_ctxmodels.data.text_files import FileRange, TextColumns, read_file
@@ -122,7 +122,9 @@ def test_reading_stops_after_max_documents(tmp_path: Path, small_parts: None) ->
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_dataset_rows_are_split_into_parts(tmp_path: Path, small_parts: None, streaming: bool) -> None:
+def test_dataset_rows_are_split_into_parts(
+    tmp_path: Path, small_parts: None, streaming: bool, capsys: pytest.CaptureFixture
+) -> None:
     for number in range(3):
         texts = SENTENCES[20 * number : 20 * number + 20]
         (tmp_path / f"train-{number}.csv").write_text("\n".join(["text", *texts]) + "\n")
@@ -130,6 +132,11 @@ def test_dataset_rows_are_split_into_parts(tmp_path: Path, small_parts: None, st
     assert list(corpus) == [[sentence] for sentence in SENTENCES]
     assert len(corpus.parts()) == 3 if streaming else len(corpus.parts()) > 10
     assert [document for part in pickle.loads(pickle.dumps(corpus.parts())) for document in part] == list(corpus)
+    assert "warning" not in capsys.readouterr().err
+    data = DataArguments([str(tmp_path)], streaming=streaming, validation_fraction=0.1)
+    held_out = data.load()[1]
+    unstreamed = load_documents(str(tmp_path)).split(0.1)[1]
+    assert ("may hold out other documents" in capsys.readouterr().err) == (list(held_out) != list(unstreamed))
 
 
 def compressed(suffix: str, data: bytes) -> bytes:
