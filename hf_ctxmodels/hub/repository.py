@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from httpx2 import HTTPError
 from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelCard
@@ -169,12 +170,24 @@ def _resolve_inside(directory: Path, name: str) -> Path:
     return directory / name
 
 
+def _without_local_paths(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration whose fields, and the fields of configurations in it, contain no local directory of another
+    model; labels are unchanged."""
+    return {
+        name: _without_local_paths(value)
+        if isinstance(value, dict) and name != "id2label"
+        else without_local_paths(value)
+        if isinstance(value, str)
+        else value
+        for name, value in config.items()
+    }
+
+
 def stub_files(directory: Path, family: FamilySpec) -> dict[str, bytes]:
     """File name -> content of the stub, and of config.json and tokenizer_config.json, which refer to it."""
     stub, tokenizer = family.stub, json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    # a field may contain the local directory of another model
-    config = {name: without_local_paths(value) if isinstance(value, str) else value for name, value in config.items()}
+    config = _without_local_paths(config)
     contents = {
         "config.json": config | {"auto_map": stub.auto_map(config.get("architectures"))},
         "tokenizer_config.json": tokenizer | {"auto_map": stub.tokenizer_auto_map},

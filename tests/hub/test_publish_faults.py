@@ -339,11 +339,15 @@ def test_local_paths_are_not_published(directory: Path, tmp_path: Path) -> None:
     summary.hyperparameters |= {"output_dir": str(tmp_path / "run")}
     summary.save(directory)
     config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"_name_or_path": str(tmp_path / "model")}))
+    local_fields = {"_name_or_path": str(tmp_path / "model")}
+    local_fields |= {"encoder": {**local_fields, "id2label": {"0": "/label"}}}
+    (directory / "config.json").write_text(json.dumps(config | local_fields))
     files = repository_files(directory, REPO)
     for name, content in files.items():
         text = content if isinstance(content, bytes) else Path(content).read_bytes()
         assert str(tmp_path).encode() not in text, name
+    encoder = json.loads(files["config.json"])["encoder"]
+    assert encoder == {"_name_or_path": "model", "id2label": {"0": "/label"}}
     summary = json.loads(files["training_summary.json"])
     assert summary["command"] == "pretrain.py --dataset 'my text.txt' --output_dir=run --learning_rate 1e-4"
     assert summary["dataset"] == "one.txt, two.tsv=first,second,label, three.txt, org/name, four.txt"
