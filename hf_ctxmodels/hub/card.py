@@ -13,6 +13,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedConfig
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig
 from hf_ctxmodels.downstream.tasks import TASKS
@@ -58,7 +59,9 @@ def model_card(
     head = head_class(auto_class, config)
     name = repo_id.split("/")[-1]
     num_elements = summary.parameters if summary else 0  # tied weights are saved once
-    for path in [] if summary else directory.glob("*.safetensors"):
+    is_single_file = (directory / SAFE_WEIGHTS_NAME).exists()
+    weight_files = directory.glob(SAFE_WEIGHTS_NAME if is_single_file else "model-*.safetensors")  # or its shards
+    for path in [] if summary else weight_files:
         with safe_open(path, framework="pt") as weights:
             num_elements += sum(math.prod(weights.get_slice(key).get_shape()) for key in weights.keys())  # noqa: SIM118
     points = _losses(summary) if summary else []
@@ -105,7 +108,8 @@ def results_table(summary: TrainingSummary) -> list[list[str]]:
     titles = [title for title, pattern in patterns.items() if any(pattern.format(name) in metrics for name in names)]
     rows = []
     for name in names:
-        task_kind = next((kind for task, kind in task_kinds.items() if name.startswith(f"{task}_")), summary.task)
+        task = max((task for task in task_kinds if name.startswith(f"{task}_")), key=len, default="")
+        task_kind = task_kinds.get(task, summary.task)
         is_percentage = task_kind in TASKS and TASKS[task_kind].is_percentage
         values = [
             metrics.get(patterns[title].format(name), metrics.get(name) if title == "model" else None)

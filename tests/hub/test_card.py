@@ -118,16 +118,18 @@ def test_results_table_of_metrics_without_baseline(saved_model: Path) -> None:
 def test_results_table_of_multi_task_model(saved_model: Path) -> None:
     """The range of a metric depends on the task that its name begins with."""
     summary = TrainingSummary.load(saved_model)
-    summary.task = "multi-task: topics (sequence-classification), squad (question-answering)"
+    summary.task = "squad (question-answering), topics (sequence-classification), squad_pairs (regression)"
     summary.metrics = {
         "eval_topics_accuracy": 0.75, "baseline_topics_accuracy": 0.5, "baseline_topics_accuracy_tfidf": 0.625,
         "eval_squad_f1": 81.25, "upper_bound_squad_f1": 97.5, "eval_topics_matthews": 0.12345,
+        "eval_squad_pairs_pearson": 0.5,
     }  # fmt: skip
     assert results_table(summary) == [
         ["metric", "model", "baseline", "TF-IDF", "upper bound", "range"],
         ["topics_accuracy", "0.75", "0.5", "0.625", "", "0 to 1"],
         ["squad_f1", "81.25", "", "", "97.5", "0 to 100"],
         ["topics_matthews", "0.1235", "", "", "", "-1 to 1"],
+        ["squad_pairs_pearson", "0.5", "", "", "", "-1 to 1"],
     ]
     summary.metrics = {"baseline_accuracy": 0.5}
     assert results_table(summary) == []
@@ -184,6 +186,7 @@ def test_card_without_training_summary(saved_model: Path, tmp_path: Path) -> Non
     directory = shutil.copytree(saved_model, tmp_path / "model")
     parameters = TrainingSummary.load(directory).parameters
     (directory / "training_summary.json").unlink()
+    shutil.copyfile(directory / "model.safetensors", directory / "optimizer.safetensors")  # as in a checkpoint
     card = model_card(directory, REPO)
     assert metadata_errors(str(card)) == []
     assert f"{parameters:,} parameters" in str(card)
