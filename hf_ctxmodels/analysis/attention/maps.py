@@ -30,7 +30,8 @@ def attention_maps(
         (layers, heads, tokens, tokens) float32 on the CPU; a row is a query, a column a key.
 
     Raises:
-        CtxError: The model has no attention, or its layers have different numbers of heads (a pruned model).
+        CtxError: The model has no attention, its layers have different numbers of heads (a pruned model), or weights are
+            not finite.
     """
     if not hasattr(model.config, "num_attention_heads"):
         raise CtxError(f"{type(model).__name__} has no attention.", hint="use a Transformer.")
@@ -52,7 +53,11 @@ def attention_maps(
             )
         maps = torch.stack(list(attentions), 1).float().cpu()
         for row, token_mask in zip(maps, padded["attention_mask"].bool().cpu(), strict=True):
-            yield row[:, :, token_mask][..., token_mask]
+            attention = row[:, :, token_mask][..., token_mask]
+            if not attention.isfinite().all():
+                message = f"The attention weights of {type(model).__name__} are not finite."
+                raise CtxError(message, hint="use another checkpoint.")
+            yield attention
 
 
 @contextmanager
