@@ -55,7 +55,7 @@ def find_occurrences(
     return sample_occurrences(occurrences, max_occurrences, seed)
 
 
-def sample_occurrences(occurrences: list[Occurrence], size: int | None, seed: int) -> list[Occurrence]:
+def sample_occurrences(occurrences: list[Occurrence], size: int | None, seed: int = 0) -> list[Occurrence]:
     """A random sample in order, or all if there are no more than `size`."""
     if size is None or len(occurrences) <= size:
         return occurrences

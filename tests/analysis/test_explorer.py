@@ -18,6 +18,7 @@ from commands import command_output, save, tiny_pair
 from starlette.testclient import TestClient
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.analysis.explorer import explored_model
 from hf_ctxmodels.analysis.explorer.explored_model import BLANK, ExploredModel
 from hf_ctxmodels.analysis.explorer.server import ACTIONS, create_app
 from hf_ctxmodels.architectures.word_alignment import split_words
@@ -161,6 +162,36 @@ def test_invalid_requests_return_errors(action: str, values: dict[str, Any], mes
     status, answer = post(client, action, **values)
     assert status == 400
     assert message in answer["error"]
+
+
+def test_values_that_are_not_finite_are_errors() -> None:
+    """JSON has no nan; it would be drawn as 0, or be the highest rank."""
+    model, tokenizer = tiny_pair("bert", "AutoModelForMaskedLM", TEXTS)
+    explored = ExploredModel("nan", model, tokenizer)
+    explored.encode_corpus(SENTENCES)
+    with torch.no_grad():
+        model.base_model.layers[-1].attention.qkv_proj.weight.fill_(torch.nan)
+    with pytest.raises(CtxError, match="vectors .* not finite"):
+        explored.encode_corpus(SENTENCES)
+    client = TestClient(create_app([explored]), base_url="http://127.0.0.1:8765")
+    text, word = f"the {BLANK} is old", {"word": 1, "layer": 3}
+    requests: dict[str, dict[str, int]] = {"predictions": {}, "comparison": {}, "attention": {}}
+    for action, values in (requests | {"neighbors": word, "senses": word}).items():
+        status, answer = post(client, action, model="nan", text=text, **values)
+        assert (status, "not finite" in answer["error"]) == (400, True), action
+
+
+def test_lone_surrogate(client: TestClient) -> None:
+    """The value of a text field may have one, which JSON escapes."""
+    body = json.dumps({"model": "gpt2", "text": "the \ud800"})
+    response = client.post("/api/predictions", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 200
+
+
+def test_sample_of_occurrences_is_named(models: dict[str, ExploredModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explored_model, "MAX_OCCURRENCES", 3)
+    figure = models["bert"].sense_map(["old", "bank"], 1, 3)
+    assert figure.caption.startswith("A random sample of 3 of 4 occurrences")
 
 
 def test_refused_requests(client: TestClient) -> None:

@@ -10,7 +10,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.analysis.attention.maps import attention_maps
 from hf_ctxmodels.analysis.figures import AttentionView, ScatterMap
-from hf_ctxmodels.analysis.senses import Occurrence, context_text, find_occurrences, nearest_to_vectors, project
+from hf_ctxmodels.analysis.senses import (
+    Occurrence,
+    context_text,
+    find_occurrences,
+    nearest_to_vectors,
+    project,
+    sample_occurrences,
+)
 from hf_ctxmodels.analysis.word_comparison import WordScores, score_words
 from hf_ctxmodels.architectures.word_encoder import EncodedCorpus, WordEncoder
 from hf_ctxmodels.core.devices import DeviceArguments
@@ -72,8 +79,15 @@ class ExploredModel:
         return cls(name, placement.place(model), tokenizer)
 
     def encode_corpus(self, sentences: Sequence[Sequence[str]], cache_dir: str | None = None) -> None:
-        """Encode the sentences in all layers, in float16."""
-        self.corpus = self.encoder.encode_corpus(sentences, cache_dir=cache_dir, dtype=torch.float16)
+        """Encode the sentences in all layers, in float16; raises CtxError if a vector is not finite."""
+        corpus = self.encoder.encode_corpus(sentences, cache_dir=cache_dir, dtype=torch.float16)
+        self._check_finite(corpus.vectors, "vectors (in float16)")
+        self.corpus = corpus
+
+    def _check_finite(self, values: Tensor, description: str) -> None:
+        if not values.isfinite().all():
+            message = f"The {description} of the model are not finite."
+            raise CtxError(message, location=self.name, hint="use another checkpoint.")
 
     @property
     def description(self) -> dict[str, Any]:
@@ -129,6 +143,8 @@ class ExploredModel:
         self._check_length(input_length(self.model, self.tokenizer, text))
         scores = score_words(self.model, self.tokenizer, text)
         assert scores is not None, "the length was checked"
+        word_scores = [value for value in scores.log_probabilities if value is not None]
+        self._check_finite(torch.tensor(word_scores), "scores of words")
         return scores
 
     def _fill_blanks(self, text: str) -> str:
@@ -165,7 +181,9 @@ class ExploredModel:
             return self.model(**inputs).logits[0].float().cpu()
 
     def _best(self, logits: Tensor, count: int) -> list[Prediction]:
-        values, indices = logits.softmax(-1).topk(min(count, len(logits)))
+        probabilities = logits.softmax(-1)
+        self._check_finite(probabilities, "predictions")
+        values, indices = probabilities.topk(min(count, len(logits)))
         tokens = [self.tokenizer.decode([index]) for index in indices.tolist()]
         return [Prediction(token, value) for token, value in zip(tokens, values.tolist(), strict=True)]
 
@@ -200,6 +218,7 @@ class ExploredModel:
         [sentence] = self.encoder.encode([[self._fill_blanks(word) for word in words]])
         if not sentence.has_tokens[position]:
             raise CtxError(f"The tokenizer has no token for {words[position]!r}.", hint="select another word.")
+        self._check_finite(sentence.vectors[position, index], "vectors")
         return sentence.vectors[position, index]
 
     def neighbors(
@@ -228,7 +247,11 @@ class ExploredModel:
         """
         corpus, word = self._require_corpus(), words[position] if 0 <= position < len(words) else ""
         query = self._encode_word(words, position, layer)
-        occurrences = find_occurrences(corpus.sentences, word, MAX_OCCURRENCES)
+        all_occurrences = find_occurrences(corpus.sentences, word)
+        occurrences = sample_occurrences(all_occurrences, MAX_OCCURRENCES)
+        number = f"{len(occurrences):,}"
+        if len(occurrences) < len(all_occurrences):
+            number = f"A random sample of {number} of {len(all_occurrences):,}"
         rows = torch.tensor([int(corpus.starts[item.sentence]) + item.start for item in occurrences])
         vectors = torch.cat([corpus.vectors[rows, self._layer_index(layer)].float(), query[None]])
         points = project(vectors[:, None])[:, 0].tolist()
@@ -237,5 +260,5 @@ class ExploredModel:
         groups = ["corpus"] * len(occurrences) + ["your sentence"]
         return ScatterMap(
             f"senses-{layer}", f"{word} in {self.name}, layer {layer}", points, groups, texts,
-            caption=f"{len(occurrences)} occurrences in the corpus; projected to two principal components.",
+            caption=f"{number} occurrences in the corpus; projected to two principal components.",
         )  # fmt: skip

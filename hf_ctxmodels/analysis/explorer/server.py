@@ -61,8 +61,8 @@ def model_of(models: Models, values: Values) -> ExploredModel:
 
 
 def text_of(values: Values) -> str:
-    """The sentence of a request, which is not empty."""
-    text = " ".join(value_of(values, "text", str).split())
+    """The sentence of a request, which is not empty; lone surrogates become "?"."""
+    text = " ".join(value_of(values, "text", str).encode("utf-8", "replace").decode().split())
     if not text:
         raise CtxError("There is no sentence.", hint="write one.")
     return text
