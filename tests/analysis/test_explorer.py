@@ -171,7 +171,7 @@ def test_values_that_are_not_finite_are_errors() -> None:
     explored.encode_corpus(SENTENCES)
     with torch.no_grad():
         model.base_model.layers[-1].attention.qkv_proj.weight.fill_(torch.nan)
-    with pytest.raises(CtxError, match="vectors .* not finite"):
+    with pytest.raises(CtxError, match=r"vectors .* not finite"):
         explored.encode_corpus(SENTENCES)
     client = TestClient(create_app([explored]), base_url="http://127.0.0.1:8765")
     text, word = f"the {BLANK} is old", {"word": 1, "layer": 3}

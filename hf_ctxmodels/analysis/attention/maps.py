@@ -30,8 +30,8 @@ def attention_maps(
         (layers, heads, tokens, tokens) float32 on the CPU; a row is a query, a column a key.
 
     Raises:
-        CtxError: The model has no attention, its layers have different numbers of heads (a pruned model), or weights are
-            not finite.
+        CtxError: The model has no attention, its layers have different numbers of heads (a pruned model), or weights
+            are not finite.
     """
     if not hasattr(model.config, "num_attention_heads"):
         raise CtxError(f"{type(model).__name__} has no attention.", hint="use a Transformer.")
