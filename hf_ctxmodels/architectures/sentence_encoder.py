@@ -170,9 +170,7 @@ def encode_sentences(
     """
     if isinstance(sentences, str):
         return encode_sentences(model, tokenizer, [sentences], pooling=pooling, normalize=normalize)[0]
-    for index, text in enumerate(sentences):
-        if not isinstance(text, str):
-            raise CtxError(f"sentences[{index}] is a {type(text).__name__}, expected a string.")
+    check_strings(sentences)
     options: dict[str, Any] = {"pooling": pooling, "batch_size": batch_size, "normalize": normalize}
     if not len(sentences):
         return encode_sentences(model, tokenizer, ["a"], **options)[:0]
@@ -185,6 +183,13 @@ def encode_sentences(
         start += len(vectors)
     assert result is not None
     return result
+
+
+def check_strings(sentences: Sequence[Any]) -> None:
+    """Raise CtxError for a sentence that is not a string."""
+    for index, text in enumerate(sentences):
+        if not isinstance(text, str):
+            raise CtxError(f"sentences[{index}] is a {type(text).__name__}, expected a string.")
 
 
 def encode_in_windows(

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.architectures.sentence_encoder import (
+    check_strings,
     encode_sentences,
     max_sentence_length,
     sentence_vectors,
@@ -97,7 +98,8 @@ class CtxSentenceEncoder(InputModule):
         self.save_config(output_path)
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Tensor]:
-        """Encode and pad texts; raises CtxError for a text without tokens."""
+        """Encode and pad texts; raises CtxError for a text without tokens, and for other inputs, such as pairs."""
+        check_strings(inputs)
         max_length = self.max_seq_length or max_sentence_length(self.model, self.tokenizer)
         encoded = tokenize_sentences(self.tokenizer, [f"{prompt or ''}{text}" for text in inputs], max_length)
         return dict(self.tokenizer.pad(encoded, return_tensors="pt"))

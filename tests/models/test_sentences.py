@@ -176,6 +176,9 @@ def test_sentence_transformers_module(checkpoint: Checkpoint, tmp_path: Path) ->
     assert loaded[0].get_config_dict() == {"pooling": "mean", "normalize": True, "max_seq_length": None}
     torch.testing.assert_close(loaded.encode(TEXTS, convert_to_tensor=True), embeddings, atol=1e-6, rtol=1e-6)
     assert type(AutoModel.from_pretrained(tmp_path)) is type(model)
+    for value in (("a cat", "a dog"), None):
+        with pytest.raises(CtxError, match=r"sentences\[0\] is a .*, expected a string"):
+            encoder.encode([value])
     pairs = [encoder.train().preprocess(texts) for texts in (TEXTS[:2], TEXTS[2:])]
     CosineSimilarityLoss(encoder)(pairs, torch.zeros(2)).backward()
     assert any(parameter.grad is not None and parameter.grad.any() for parameter in module.parameters())
