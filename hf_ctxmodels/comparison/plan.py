@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from hf_ctxmodels.comparison.measures import COST, MEASURES, DataFile, Measure
 from hf_ctxmodels.core.command_line import find_packaged, parse_arguments, read_recipe, recipe_flags, shown_fields
@@ -69,7 +69,7 @@ class Variant:
     def objective(self) -> str:
         """Name of the objective."""
         value = self.recipe.get("objective") or next(iter(self.spec.objectives), "")
-        return next(iter(value)) if isinstance(value, dict) else split_choice(value)[0]
+        return next(iter(value)) if isinstance(value, dict | list) else split_choice(value)[0]
 
     @property
     def tokenizer_kind(self) -> str:
@@ -260,8 +260,8 @@ def _read_accelerate(root: YamlMapping) -> dict[str, str] | None:
     if "accelerate" not in root.nodes:
         return None
     flags = root.text("accelerate")
-    if not isinstance(flags, dict):
-        raise root.error("accelerate", "accelerate is not a mapping.", "write {config_file: FILE}.")
+    if not isinstance(flags, dict) or not all(isinstance(value, str) for value in flags.values()):
+        raise root.error("accelerate", "accelerate is not a mapping of values.", "write {config_file: FILE}.")
     if (file := flags.get("config_file")) is not None and not Path(file).is_file():
         raise root.error("accelerate", f"There is no file {file}.", "correct config_file.")
     return flags
@@ -325,7 +325,7 @@ def _read_contrasts(root: YamlMapping, variants: Sequence[str]) -> dict[str, tup
     contrasts = {}
     for description in mapping.nodes:
         names = mapping.text(description)
-        if not (isinstance(names, list) and len(names) == 2 and set(names) <= set(variants)):
+        if not (isinstance(names, list) and len(names) == 2 and all(name in variants for name in names)):
             message = f"Expected a list of two variants, got {names}."
             raise mapping.error(description, message, f"use two of: {', '.join(variants)}.", "contrasts.")
         contrasts[description] = names[0], names[1]
@@ -354,7 +354,7 @@ def _make_variant(name: str, options: Any, shared: Mapping[str, Any]) -> Variant
     if not isinstance(options, dict):
         raise CtxError(f"Expected flags of pretrain, got {options!r}.", hint="write `flag: value` lines.")
     _check_name(name, "variant")
-    family = options.get("family", name)
+    family = str(options.get("family", name))
     if family not in FAMILIES:
         raise CtxError(
             f"Unknown family {family!r}.",
@@ -363,7 +363,7 @@ def _make_variant(name: str, options: Any, shared: Mapping[str, Any]) -> Variant
         )
     recipe = _merge_recipes(options, shared)
     try:
-        vocab_size = convert(options["vocab_size"], int) if "vocab_size" in options else None
+        vocab_size = convert(str(options["vocab_size"]), int) if "vocab_size" in options else None
     except ValueError as error:
         raise CtxError(f"{error}.", location="vocab_size", hint="use an integer.") from error
     variant = Variant(name, family, recipe, vocab_size)
@@ -415,8 +415,8 @@ def _read_measures(root: YamlMapping, folder: Path) -> list[Measure]:
     measures = []
     for name in mapping.nodes:
         entry = mapping.text(name)
-        if not isinstance(entry, dict) or entry.get("kind") not in MEASURES:
-            kind = entry.get("kind", "") if isinstance(entry, dict) else ""
+        kind = str(entry.get("kind", "")) if isinstance(entry, dict) else ""
+        if kind not in MEASURES:
             hint = f"{did_you_mean(kind, MEASURES)}use `kind:` with one of: {', '.join(MEASURES)}."
             raise mapping.error(name, f"The measure {name} has no known kind: {kind!r}.", hint, "measures.")
         measures.append(_make_measure(name, entry, mapping.location(name, "measures."), folder))
@@ -452,15 +452,23 @@ def _make_measure(name: str, entry: Mapping[str, Any], location: str, folder: Pa
 def _convert_option(value: Any, option: Any, location: str, folder: Path) -> Any:
     if option.metadata.get("flags"):
         return value
+    is_list = get_origin(option.type) is list
     if option.type in (DataFile, list[DataFile]):
-        values: Sequence[str] = value if isinstance(value, list) else [value]
-        paths = [path for text in values for path in _existing_files(text, folder, location)]
-        if option.type == DataFile and len(paths) > 1:
-            raise CtxError(f"{option.name}: {len(paths)} files, expected 1.", location=location, hint="name one file.")
-        return paths if option.type == list[DataFile] else paths[0]
-    if isinstance(value, list):
+        paths = [
+            path
+            for text in ([value] if isinstance(value, str) else value)
+            for path in _existing_files(str(text), folder, location)
+        ]
+        if not paths or (len(paths) > 1 and not is_list):
+            expected = "files" if is_list else "1"
+            hint = "name a file."
+            raise CtxError(f"{option.name}: {len(paths)} files, expected {expected}.", location=location, hint=hint)
+        return paths if is_list else paths[0]
+    if isinstance(value, list) and is_list:
         return list(map(str, value))
     try:
+        if not isinstance(value, str):
+            raise ValueError(f"invalid value {value!r}")
         return convert(value, option.type)
     except ValueError as error:
         raise CtxError(f"{option.name}: {error}.", location=location, hint="correct the value.") from error

@@ -326,8 +326,8 @@ def recipe_flags(recipe: Mapping[str, Any], names: Collection[str], location: ob
 
     A list gives several values. A mapping of mappings names values and their nested options: `{"optimizer": {"adamw":
     {"beta2": "0.98"}}}` is `["--optimizer", "adamw:beta2=0.98"]`. Any other mapping gives `key=value` pairs. `null` or
-    an empty value gives no flag. Raises CtxError for a key that is not in `names`, with the location of the recipe, or
-    the key if it is None.
+    an empty value gives no flag. Raises CtxError for a key that is not in `names`, and for deeper lists and mappings,
+    with the location of the recipe, or the key if it is None.
     """
     flags: list[str] = []
     for key, value in recipe.items():
@@ -339,17 +339,35 @@ def recipe_flags(recipe: Mapping[str, Any], names: Collection[str], location: ob
             )
         if value in ("", "null"):
             continue
-        values = value if isinstance(value, list) else [value]
-        if isinstance(value, dict):
-            values = []
-            for name, options in value.items():
-                if isinstance(options, dict):
-                    values.append(join_choice(name, {option: _joined(item) for option, item in options.items()}))
-                else:
-                    values.append(f"{name}={_joined(options)}" if options else name)
-        flags += [f"--{key}", *values]
+        try:
+            flags += [f"--{key}", *_flag_values(value)]
+        except TypeError as error:
+            raise CtxError(
+                f"Expected a value of {key}, got {value!r}.",
+                location=key if location is None else location,
+                hint="write a value, a list of values, or a mapping of options.",
+            ) from error
     return flags
 
 
+def _flag_values(value: Any) -> list[str]:
+    """The values of a flag, see `recipe_flags`; raises TypeError for deeper lists and mappings."""
+    if not isinstance(value, dict):
+        return [_text(item) for item in (value if isinstance(value, list) else [value])]
+    values = []
+    for name, options in value.items():
+        if isinstance(options, dict):
+            values.append(join_choice(name, {option: _joined(item) for option, item in options.items()}))
+        else:
+            values.append(f"{name}={_joined(options)}" if options else name)
+    return values
+
+
 def _joined(value: Any) -> str:
-    return ",".join(value) if isinstance(value, list) else value
+    return ",".join(map(_text, value)) if isinstance(value, list) else _text(value)
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, list | dict):
+        raise TypeError(f"{value!r} is not a text")
+    return value
