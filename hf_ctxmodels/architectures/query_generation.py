@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Cache, GenerationMixin
+from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
@@ -86,7 +87,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         encoder_outputs: Any = None,
         past_key_values: Cache | None = None,
         use_cache: bool = False,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         num_items_in_batch: ItemCounts = None,
         return_logits: bool | None = None,
         **kwargs: Any,
@@ -109,7 +110,8 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
                 `span_ids`.
             past_key_values: The cache of source and target from an earlier forward; extended in place.
             use_cache: Whether to return `past_key_values`; without labels only.
-            logits_to_keep: As in transformers: the number of last steps whose logits are returned, 0 for all.
+            logits_to_keep: As in transformers: the number of last steps whose logits are returned, 0 for all, or a tensor
+                of steps.
             num_items_in_batch: Number of labels in all batches of the step, by which the summed loss is divided.
             return_logits: See `needs_all_logits`.
         """
@@ -132,8 +134,9 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
             if not is_source_encoded:
                 encoder_outputs = self.get_encoder()(input_ids, attention_mask, token_type_ids, inputs_embeds, **flags)
             computes_logits = True
+            num_last_steps = logits_to_keep if isinstance(logits_to_keep, int) and labels is None else 0
             states_by_set, recorded = self._predict_with_cache(
-                encoder_outputs, attention_mask, past_key_values, decoder_input_ids, labels, logits_to_keep, flags
+                encoder_outputs, attention_mask, past_key_values, decoder_input_ids, labels, num_last_steps, flags
             )
             if not use_cache:
                 del recorded["past_key_values"]
@@ -166,7 +169,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
             weight = self.config.span_loss_weight
             loss = losses[0] if len(losses) == 1 else (1 - weight) * losses[0] + weight * losses[1]
         if computes_logits:
-            logits = self.mlm_head(states_by_set[0][:, -logits_to_keep:])
+            logits = self.mlm_head(slice_logits_to_keep(states_by_set[0], logits_to_keep))
         return ConditionalGenerationOutput(loss=loss, logits=logits, **recorded)
 
     def _predict_all_steps(
@@ -257,10 +260,10 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         cache: Cache | None,
         decoder_input_ids: Tensor | None,
         labels: Tensor | None,
-        logits_to_keep: int,
+        num_last_steps: int,
         output_flags: Mapping[str, Any],
     ) -> Prediction:
-        """Predict the last steps after the tokens in the cache; arguments as in `forward`."""
+        """Predict the last steps, 0 for all, after the tokens in the cache; other arguments as in `forward`."""
         batch_size = None
         if encoder_outputs is not None:
             if getattr(encoder_outputs, "keys_and_values", None) is None:
@@ -291,7 +294,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         new_ids = target_ids[:, num_cached:]
         is_new_token = torch.ones_like(new_ids, dtype=torch.bool)
         new_tokens = target_columns(new_ids, is_new_token, source_lengths + num_cached, self.target_segment, device)
-        steps = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)[:, -logits_to_keep:]
+        steps = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)[:, -num_last_steps:]
         queries = self._query_tokens(
             steps=steps,
             is_selected=torch.ones_like(steps, dtype=torch.bool),

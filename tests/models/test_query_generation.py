@@ -194,6 +194,27 @@ def test_label_smoothing_in_training() -> None:
     assert_close(model.train()(**batch, labels=labels).loss, 0.9 * unsmoothed_loss + 0.1 * uniform)
 
 
+@all_cases
+@torch.no_grad()
+def test_logits_to_keep(case: Case) -> None:
+    """Logits are selected as in transformers, with and without an encoded source; the loss does not change."""
+    model, batch, labels = case.model(), make_sources(), make_labels()
+    mask = labels != -100
+    for inputs in (batch, {"encoder_outputs": model.get_encoder()(**batch)} | batch):
+        expected = model(**inputs, labels=labels)
+        for logits_to_keep, logits in (
+            (2, expected.logits[:, -2:]),
+            (torch.tensor([0, 4]), expected.logits[:, [0, 4]]),
+            (torch.tensor([[0], [4], [2]]), expected.logits[range(3), [0, 4, 2]][:, None]),
+            (mask, expected.logits[mask]),
+        ):
+            outputs = model(**inputs, labels=labels, logits_to_keep=logits_to_keep)
+            assert_close(outputs.logits, logits)
+            assert_close(outputs.loss, expected.loss)
+            steps = {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)}
+            assert_close(model(**inputs, **steps, logits_to_keep=logits_to_keep).logits, logits)
+
+
 def test_invalid_inputs() -> None:
     case = CASES[0]
     model, batch, labels = case.model(), make_sources(), make_labels()
