@@ -162,6 +162,8 @@ class CtxByteBPETokenizer(BPETokenizer):
     last_tokens: ClassVar[tuple[str, ...]]
     """Special tokens of a trained vocabulary after the last merge."""
 
+    _template: processors.PostProcessor | None = None  # of `set_template`
+
     def __init__(
         self,
         vocab: str | dict[str, int] | None = None,
@@ -177,23 +179,35 @@ class CtxByteBPETokenizer(BPETokenizer):
         self._tokenizer.decoder = decoders.ByteLevel()
         super().__init__(errors=errors, add_prefix_space=add_prefix_space, trim_offsets=trim_offsets, **kwargs)
         self.trim_offsets = trim_offsets
-        self._tokenizer.post_processor = self.build_post_processor(add_prefix_space)
+        self._set_post_processor(add_prefix_space)
 
     def build_post_processor(self, add_prefix_space: bool) -> processors.PostProcessor:
         """Create the processor that trims offsets; subclasses also add special tokens."""
         return processors.ByteLevel(trim_offsets=self.trim_offsets, add_prefix_space=add_prefix_space)
 
+    def set_template(self, single: str, pair: str) -> None:
+        """As in the base class; offsets are still trimmed."""
+        super().set_template(single, pair)
+        self._template = self._tokenizer.post_processor
+        self._set_post_processor(self.add_prefix_space)
+
+    def _set_post_processor(self, add_prefix_space: bool) -> None:
+        if self._template is None:
+            self._tokenizer.post_processor = self.build_post_processor(add_prefix_space)
+        else:
+            trim = CtxByteBPETokenizer.build_post_processor(self, add_prefix_space)
+            self._tokenizer.post_processor = processors.Sequence([trim, self._template])
+
     def _encode_plus(self, *args: Any, is_split_into_words: bool = False, **kwargs: Any) -> BatchEncoding:
         if not is_split_into_words or self.add_prefix_space:
             return super()._encode_plus(*args, is_split_into_words=is_split_into_words, **kwargs)
-        backend = self._tokenizer
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-        backend.post_processor = self.build_post_processor(add_prefix_space=True)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        self._set_post_processor(add_prefix_space=True)
         try:
             return super()._encode_plus(*args, is_split_into_words=True, **kwargs)
         finally:
-            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-            backend.post_processor = self.build_post_processor(add_prefix_space=False)
+            self._tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            self._set_post_processor(add_prefix_space=False)
 
     @classmethod
     def train(

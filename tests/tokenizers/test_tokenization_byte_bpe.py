@@ -80,6 +80,21 @@ def test_is_split_into_words():
     assert tokenizer("bridge").input_ids != tokenizer(" bridge").input_ids, "the tokenizer's state is restored"
 
 
+@pytest.mark.parametrize("tokenizer_class", [CtxGpt2Tokenizer, CtxRobertaTokenizer])
+def test_template_with_split_words(tokenizer_class):
+    """A template holds for words and afterwards, and offsets do not include the space before a word."""
+    tokenizer = tokenizer_class.train(TEXTS, 320)
+    tokenizer.set_template("$A:0 {eos}:0", "$A:0 $B:1 {eos}:1")
+    text, end = TEXTS[0], tokenizer.eos_token_id
+    text_ids = tokenizer(" " + text, add_special_tokens=False).input_ids
+    for _ in range(2):
+        assert tokenizer(text.split(), is_split_into_words=True).input_ids == [*text_ids, end]
+        encoding = tokenizer(f" {text} x", return_offsets_mapping=True)
+        assert encoding.input_ids[: len(text_ids)] == text_ids
+        assert encoding.input_ids[-1] == end
+        assert encoding.offset_mapping[-2] == (len(text) + 2, len(text) + 3)
+
+
 def test_whole_word_masking_of_byte_level_tokens():
     objective = FullSentences(CtxRobertaTokenizer.train(TEXTS, 300), max_length=24, seed=0, whole_word=True)
     (example,) = objective.examples([["boat gardens"], ["it's"]])
