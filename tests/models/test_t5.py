@@ -209,6 +209,18 @@ def test_encoder_model(tmp_path: Path) -> None:
     assert_close(encoder(**inputs, output_mask=output_mask).last_hidden_state, states[output_mask])
 
 
+@torch.no_grad()
+def test_first_layers_with_a_bias_for_each_layer() -> None:
+    """Without the last layer, the states of the remaining layers are unchanged."""
+    fields = SHAPE | {"num_layers": 3, "layerwise_position_bias": True}
+    encoder = with_random_parameters(CtxT5EncoderModel(CtxT5Config(**fields)), 0).eval().encoder
+    inputs = batch()
+    inputs.pop("labels")
+    expected = encoder(**inputs, output_hidden_states=True).hidden_states
+    encoder.layers = encoder.layers[:2]
+    assert_close(encoder(**inputs, output_hidden_states=True).hidden_states[:2], expected[:2])
+
+
 def test_initialization_matches_released_code() -> None:
     """Standard deviations of mesh-tensorflow's T5 for all types of weights."""
     torch.manual_seed(0)

@@ -129,8 +129,10 @@ class T5Stack(TransformerStack):
         return [self.position_bias, *self.layer_position_biases.values()]  # type: ignore[list-item]
 
     def mask_specs(self) -> MaskSpec | list[MaskSpec]:
-        """One mask with the position bias, or one per layer; causal in the decoder."""
-        masks = [MaskSpec(causal=self.is_decoder, bias=bias) for bias in self.position_biases()]
+        """One mask with the position bias, or one for each of the layers, of which the last may have been removed;
+        causal in the decoder."""
+        biases = self.position_biases()[: len(self.layers)]
+        masks = [MaskSpec(causal=self.is_decoder, bias=bias) for bias in biases]
         return masks if self.config.layerwise_position_bias else masks[0]
 
     def embed(self, embeddings: Tensor, position_ids: Tensor) -> Tensor:
