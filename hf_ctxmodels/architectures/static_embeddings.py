@@ -35,7 +35,7 @@ def run_in_threads(num_threads: int, update: Callable[..., Tensor], *batch: Tens
     """Run `update` on chunks of a batch, one thread each, and return the sum of its losses. Threads update the same
     embeddings without locks, as in the released code of word2vec and GloVe."""
     batch_size = next(len(tensor) for tensor in batch if tensor is not None)
-    num_threads = min(num_threads, batch_size)
+    num_threads = max(1, min(num_threads, batch_size))
     with torch_threads(1):
         if num_threads == 1:
             return update(*batch)

@@ -91,3 +91,20 @@ def test_loss_with_several_threads(model, cells) -> None:
 def test_missing_sums_of_squares_raise(model, cells) -> None:
     with pytest.raises(CtxError, match="sums of squared gradients"):
         model(**cells, learning_rate=RATE)
+
+
+def test_batch_of_ignored_cells(model, cells) -> None:
+    """The loss is 0, and nothing is updated."""
+    expected = {name: weight.clone() for name, weight in model.state_dict().items()}
+    cells["labels"] = torch.full_like(cells["labels"], -100)
+    assert model(**cells).loss == model(**cells, learning_rate=RATE, squares=zero_sums(model)).loss == 0
+    torch.testing.assert_close(dict(model.state_dict()), expected, rtol=0, atol=0)
+
+
+def test_counts_must_be_positive(model, cells) -> None:
+    cells["cooccurrences"][1, 12:] = 0  # ignored
+    assert torch.isfinite(model(**cells).loss)
+    cells["cooccurrences"][1, 11] = 0
+    for options in ({}, {"learning_rate": RATE, "squares": zero_sums(model)}):
+        with pytest.raises(CtxError, match="counts of 0 or less"):
+            model(**cells, **options)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_ctxmodels import CtxError
+from hf_ctxmodels import CtxError, CtxWord2VecConfig, CtxWord2VecForPreTraining
 from hf_ctxmodels.models.word2vec.window_prediction import (
     Blocks,
     TextBatch,
@@ -176,6 +176,25 @@ def test_blocks_must_divide_length(batch) -> None:
     batch["negatives"] = random_ids(VOCABULARY, (3, 5, 2))
     with pytest.raises(CtxError, match="12 columns cannot be split into 5"):
         make_blocks(batch, "negatives", False)
+
+
+@pytest.mark.parametrize("options", [{}, {"learning_rate": 0.1}], ids=["autograd", "in place"])
+def test_invalid_arguments(batch, options: dict[str, float]) -> None:
+    """Of arguments that do not fit the text, in-place updates would read other memory."""
+    shape = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "window": WINDOW}
+    for output, name, value, message in (
+        ("hierarchical-softmax", "paths", batch["paths"][:2], r"paths is \(2, 3, 4, 4\)"),
+        ("hierarchical-softmax", "paths", batch["paths"][:, :, :3], r"paths is \(3, 3, 3, 4\)"),
+        ("negative-sampling", "negatives", batch["negatives"][:, :0], "negatives is .* not empty"),
+        ("negative-sampling", "negatives", batch["negatives"][..., :0], "negatives is .* not empty"),
+        ("softmax", "windows", batch["windows"] + WINDOW, "windows has values outside 0 to config.window=3"),
+    ):
+        model = CtxWord2VecForPreTraining(CtxWord2VecConfig(**shape, output=output))
+        arguments = batch | {name: value}
+        if name == "paths":
+            arguments["codes"] = torch.zeros_like(value)
+        with pytest.raises(CtxError, match=message):
+            model(**arguments, **options)
 
 
 def test_large_scores_have_finite_loss(batch, tables) -> None:

@@ -16,7 +16,7 @@ from hf_ctxmodels.architectures.static_embeddings import (
     supports_compiled_updates,
 )
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.host_copies import on_host, to_device
+from hf_ctxmodels.core.host_copies import host_copy, is_traced, on_host, to_device
 from hf_ctxmodels.core.inputs import check_ids, check_tensors
 from hf_ctxmodels.core.weights import require_loaded
 from hf_ctxmodels.heads import ItemCounts, mean_over_targets
@@ -152,9 +152,16 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
             windows = torch.full_like(words, config.window)
         elif windows.shape != words.shape:
             raise CtxError(f"windows is {tuple(windows.shape)}, but the input is {tuple(words.shape)}.")
+        elif not is_traced(windows) and bool(((host_copy(windows) < 0) | (host_copy(windows) > config.window)).any()):
+            raise CtxError(f"windows has values outside 0 to config.window={config.window}.")
         if config.output == "hierarchical-softmax":
             if paths is None or codes is None or paths.shape != codes.shape or paths.dim() != 4:
                 raise CtxError("Hierarchical softmax needs `paths` and `codes`.", hint="use the objective's collator.")
+            if paths.shape[0] != len(words) or paths.shape[1] * paths.shape[2] != words.shape[1]:
+                raise CtxError(
+                    f"paths is {tuple(paths.shape)}, expected ({len(words)}, blocks, size, depth) with blocks * size = "
+                    f"{words.shape[1]}."
+                )
             nodes = on_host(lambda tensor: tensor.clamp(min=0).flatten(1), paths)
             check_ids("paths", nodes, config.vocab_size, "vocab_size")
             output_arguments = {"paths": paths, "codes": codes}
@@ -163,8 +170,8 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         else:
             if negatives is None:
                 negatives = to_device(torch.arange(config.vocab_size).expand(len(words), 1, -1), words.device)
-            elif negatives.dim() != 3 or len(negatives) != len(words):
-                raise CtxError(f"negatives is {tuple(negatives.shape)}, expected ({len(words)}, blocks, k).")
+            elif negatives.dim() != 3 or len(negatives) != len(words) or 0 in negatives.shape[1:]:
+                raise CtxError(f"negatives is {tuple(negatives.shape)}, expected ({len(words)}, blocks, k), not empty.")
             check_ids(
                 "negatives", on_host(lambda tensor: tensor.flatten(1), negatives), config.vocab_size, "vocab_size"
             )
