@@ -40,6 +40,7 @@ class CtxEncoderConfig(CtxTransformerConfig):
     answer_steps: int = 0
     answer_dropout: float | int = 0.1
 
+    padded_vocabularies: ClassVar[tuple[str, ...]] = ("vocab_size",)
     non_reference_fields: ClassVar[tuple[str, ...]] = (
         *CtxTransformerConfig.non_reference_fields,
         "answer_steps",
@@ -215,6 +216,7 @@ class CtxSeq2SeqConfig(CtxTransformerConfig):
     tie_word_embeddings: bool = True
     share_word_embeddings: bool | None = None
 
+    padded_vocabularies: ClassVar[tuple[str, ...]] = ("vocab_size",)
     non_reference_fields: ClassVar[tuple[str, ...]] = (
         *CtxTransformerConfig.non_reference_fields,
         "share_word_embeddings",
@@ -296,6 +298,8 @@ class CtxStaticConfig(CtxConfig):
     pooling: Literal["mean", "mean+max"] = "mean"
     classifier_dropout: float | int = 0.0
     update_threads: int = 1
+
+    padded_vocabularies: ClassVar[tuple[str, ...]] = ("vocab_size",)
 
     @classmethod
     def for_single_table(cls, vocab_size: int, hidden_size: int) -> Self:

@@ -134,6 +134,9 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     # the vocabulary size of a new model is rounded up to a multiple of this
     vocab_size_multiple: ClassVar[int] = 1
 
+    # sizes of the vocabularies whose padding token has an embedding of zeros
+    padded_vocabularies: ClassVar[tuple[str, ...]] = ()
+
     # fields that transformers lacks; an export omits them
     non_reference_fields: ClassVar[tuple[str, ...]] = (
         "unpad",
@@ -187,6 +190,11 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
                 raise ValueError(f"{name}={value} must be between {minimum} and {_MAX_MODULES:,}.")
             if "dropout" in name and name != "dropout_scale" and not 0 <= value <= 1:
                 raise ValueError(f"{name}={value} is a rate, and must be between 0 and 1.")
+        for name in self.padded_vocabularies:
+            if self.pad_token_id is not None and not 0 <= self.pad_token_id < getattr(self, name):
+                raise ValueError(
+                    f"pad_token_id={self.pad_token_id} must be None, or at least 0 and below {name}={getattr(self, name)}."
+                )
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

@@ -18,6 +18,12 @@ INVALID: list[tuple[str, dict[str, Any], str]] = [
     ("cvt", {"views": ["sideways"]}, "sideways"),
     ("cvt", {"view_weight": -1.0}, "view_weight"),
     ("cvt", {"tasks": {"pos": ["a"]}}, "two or more labels"),
+    *(
+        (family, {"vocab_size": 9, "pad_token_id": pad}, rf"pad_token_id={pad} must be None, .* below vocab_size=9")
+        for family in ("bert", "bart", "xlm", "glove", "gensen")
+        for pad in (9, -1)
+    ),
+    ("cvt", {"target_vocab_size": 9, "pad_token_id": 9}, "below target_vocab_size=9"),
     ("cvt", {"hard_target_beams": 0}, "hard_target_beams=0"),
     ("cvt", {"pretrained_embeddings": "x", "pretrained_embedding_size": 64, "hidden_size": 64}, "must be below"),
     ("elmo", {"num_characters": 262, "num_languages": 261}, "num_languages=261 must be less than"),

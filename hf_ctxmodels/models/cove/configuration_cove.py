@@ -1,5 +1,7 @@
 """CoVe configuration (McCann et al. 2017, arXiv 1708.00107, sections 3 to 5)."""
 
+from typing import ClassVar
+
 from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.core.config import CtxConfig
@@ -53,6 +55,8 @@ class CtxCoveConfig(CtxConfig):
     decoder_start_token_id: int | None = 2
     eos_token_id: int | None = 3
     is_encoder_decoder: bool = True
+
+    padded_vocabularies: ClassVar[tuple[str, ...]] = ("target_vocab_size",)
 
     def validate_shape(self) -> None:
         """Check the shape (called at construction)."""

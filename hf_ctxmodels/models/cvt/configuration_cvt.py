@@ -67,6 +67,8 @@ class CtxCvtConfig(CtxCharacterConfig):
     decoder_start_token_id: int | None = 2
     eos_token_id: int | list[int] | None = 3
 
+    padded_vocabularies: ClassVar[tuple[str, ...]] = ("target_vocab_size",)
+
     def __post_init__(self, **kwargs: Any) -> None:
         if self.filters is None:
             self.filters = [[2, 100], [3, 100], [4, 100]]

@@ -1,6 +1,6 @@
 """GenSen configuration (Subramanian et al. 2018, arXiv 1804.00079)."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
@@ -46,6 +46,8 @@ class CtxGenSenConfig(CtxConfig):
     decoder_start_token_id: int | None = 0
     eos_token_id: int | None = 2
     is_encoder_decoder: bool = True
+
+    padded_vocabularies: ClassVar[tuple[str, ...]] = ("vocab_size", "target_vocab_size")
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.decoder_tasks = ["next", "previous"] if self.decoder_tasks is None else self.decoder_tasks

@@ -1,6 +1,6 @@
 """LASER configuration (Artetxe & Schwenk 2019, arXiv 1812.10464, section 3)."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
@@ -42,6 +42,8 @@ class CtxLaserConfig(CtxConfig):
     decoder_start_token_id: int | None = 0
     eos_token_id: int | None = 2
     is_encoder_decoder: bool = True
+
+    padded_vocabularies: ClassVar[tuple[str, ...]] = ("vocab_size", "target_vocab_size")
 
     def validate_shape(self) -> None:
         """Check the shape (called at construction)."""

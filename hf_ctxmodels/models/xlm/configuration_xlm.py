@@ -31,6 +31,8 @@ class CtxMultilingualConfig(CtxTransformerConfig):
     lang2id: dict[str, int] | None = None
     default_lang: int | None = None
 
+    padded_vocabularies: ClassVar[tuple[str, ...]] = ("vocab_size",)
+
     def validate_languages(self) -> None:
         """Check that the language ids are 0 to `n_langs` - 1 (called at construction)."""
         self.require_positive("n_langs")
