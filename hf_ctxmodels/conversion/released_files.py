@@ -104,11 +104,18 @@ def read_codes(file: str | Path) -> list[tuple[str, str]]:
 
 def load_weights(model: Any, weights: dict[str, Tensor], location: str) -> Any:
     """Load weights with native names (tied weights may be listed once), and set the model to evaluation mode; raises
-    CtxError if a weight is missing or unknown, or has another shape."""
+    CtxError if a weight is missing or unknown, or has another shape, or if tied weights differ."""
     expected = model.state_dict()
     for tied, source in (model.all_tied_weights_keys or {}).items():
-        if tied in expected and source in weights:
-            weights.setdefault(tied, weights[source])
+        if tied not in expected or source not in weights:
+            continue
+        value = weights.setdefault(tied, weights[source])
+        if value is not weights[source] and not torch.equal(value, weights[source]):
+            raise CtxError(
+                f"{tied} and {source}, which {type(model).__name__} shares, differ.",
+                location=location,
+                hint="use the weights of a released model.",
+            )
     check_missing([name for name in expected if name not in weights], location)
     check_unknown([name for name in weights if name not in expected], location)
     for name, weight in expected.items():

@@ -84,6 +84,7 @@ def read_fastai(file: str | Path) -> CtxUlmfitForCausalLM | CtxUlmfitForSequence
         weights |= classifier
     else:
         weights["decoder.weight"] = content.get("1.decoder.weight", embeddings)
+        config.tie_word_embeddings = torch.equal(weights["decoder.weight"].float(), embeddings.float())
         weights["decoder.bias"] = content.get("1.decoder.bias", embeddings.new_zeros(len(embeddings)))
     weights = {name: value.float() if value.is_floating_point() else value for name, value in weights.items()}
     return load_weights(model_class(config), weights, str(file))

@@ -80,6 +80,23 @@ def test_logits_equal_torch_lstm(layout: str, tmp_path: Path) -> None:
             cache = outputs.past_key_values
 
 
+def test_separate_output_layer(tmp_path: Path) -> None:
+    """An output layer that is not tied to the embeddings stays separate, also after saving."""
+    reference, file = ReferenceModel(), tmp_path / "model.pth"
+    weights = release_weights(reference, "1")
+    weights["1.decoder.weight"] = torch.randn_like(reference.encoder.weight)
+    torch.save(weights, file)
+    model = read_fastai(file)
+    ids = torch.arange(WORDS)[None]
+    with torch.no_grad():
+        states = reference.hidden_states(ids)[0]
+        expected = states @ weights["1.decoder.weight"].T + reference.bias
+        torch.testing.assert_close(model(input_ids=ids).logits, expected, atol=1e-5, rtol=1e-5)
+        model.save_pretrained(tmp_path / "saved")
+        reloaded = type(model).from_pretrained(tmp_path / "saved").eval()
+        torch.testing.assert_close(reloaded(input_ids=ids).logits, expected, atol=1e-5, rtol=1e-5)
+
+
 class ReferenceClassifier(nn.Module):
     """Two blocks of normalization and linear layer, in the layout of a release, on pooled states of the last layer."""
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_ctxmodels import CtxError
+from hf_ctxmodels import CtxError, CtxGptConfig, CtxGptForCausalLM
 from hf_ctxmodels.conversion.gpt import read_openai_checkpoint
+from hf_ctxmodels.conversion.released_files import load_weights
 
 TOKENS = ["<unk>", "a", "b", "t", "a</w>", "b</w>", "t</w>", "at</w>", "bat</w>"]
 MERGES = "#version: 0.2\na t</w>\nb at</w>\n"
@@ -104,3 +105,13 @@ def test_invalid_files_raise(tmp_path: Path) -> None:
     (tmp_path / "params_3.npy").write_bytes(b"not an array")
     with pytest.raises(CtxError, match="cannot be read"):
         read_openai_checkpoint(tmp_path, vocabulary, merges, heads=HEADS)
+
+
+def test_differing_tied_weights_raise() -> None:
+    """Weights that the model shares cannot be loaded from two different matrices."""
+    model = CtxGptForCausalLM(CtxGptConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    load_weights(model, dict(weights), "file")
+    weights["lm_head.weight"] += 1
+    with pytest.raises(CtxError, match="lm_head.weight and gpt.word_embeddings.weight, which .* shares, differ"):
+        load_weights(model, weights, "file")
