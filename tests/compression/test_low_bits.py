@@ -145,6 +145,15 @@ def test_sensitive_layers_get_more_bits() -> None:
     assert assign_bits(sensitivities, [2, 4]) == {"layers.1": 4, "layers.2": 4, "layers.3": 2, "layers.0": 2}
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta", "electra", "bart", "t5", "xlnet", "ulmfit"])
+def test_output_layer_stays_in_float32(family: str) -> None:
+    """The last layer of a classifier, which has the labels, and no other layer of it."""
+    model = Case(FAMILIES[family], "AutoModelForSequenceClassification").model(num_labels=7)
+    names, _ = find_quantizable_modules(model)
+    skipped = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}.keys() - names
+    assert [model.get_submodule(name).out_features for name in skipped] == [7]
+
+
 def test_quantized_training_and_checkpoint(tmp_path: Path) -> None:
     """A step changes float32 weights; the packed and the reloaded model have the outputs of the evaluated model."""
     model, batch = BERT.model(), make_batch(BERT)

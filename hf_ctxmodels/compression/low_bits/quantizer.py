@@ -25,7 +25,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.cpu.linear import is_plain_linear
 
 METHOD = "ctx-low-bits"
-_HEADS = {"classifier", "qa_outputs"}  # stay in float32, as in Q-BERT
+_HEADS = {"classifier", "qa_outputs"}  # their last layers stay in float32, as in Q-BERT
 
 
 @dataclass
@@ -89,15 +89,16 @@ def find_quantizable_modules(model: nn.Module) -> tuple[list[str], list[str]]:
             hint="fine-tune a model without a language-model head.",
         )
     modules = [(name, module) for name, module in model.named_modules() if not is_adapter_parameter(name)]
-    linear_layers = [
-        name
-        for name, module in modules
-        if is_plain_linear(module) and name.rpartition(".")[2] not in _HEADS and min(module.weight.shape) > 1
-    ]
+    linear_layers = {name: module for name, module in modules if is_plain_linear(module)}
+    for head in [name for name, _ in modules if name.rpartition(".")[2] in _HEADS]:
+        in_head = [name for name in linear_layers if name == head or name.startswith(f"{head}.")]
+        for name in in_head[-1:]:
+            del linear_layers[name]
+    names = [name for name, module in linear_layers.items() if min(module.weight.shape) > 1]
     embeddings = [name for name, module in modules if type(module) is nn.Embedding]
-    if not linear_layers:
+    if not names:
         raise CtxError(f"{type(model).__name__} has no linear layer.", hint="use a Transformer.")
-    return linear_layers, embeddings
+    return names, embeddings
 
 
 def replace_with_fake_quantized(model: nn.Module, bits: Mapping[str, int], groups: int) -> None:
