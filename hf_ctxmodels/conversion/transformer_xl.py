@@ -43,7 +43,7 @@ _NAMES = (  # patterns of released names, replacements
 )
 _FIELDS = (
     *("vocab_size", "d_model", "d_embed", "n_layer", "n_head", "d_inner", "dropout", "dropatt", "cutoffs", "div_val"),
-    *("mem_len", "clamp_len", "same_length", "untie_r"),
+    *("mem_len", "clamp_len", "same_length", "untie_r", "init_std", "proj_init_std", "layer_norm_epsilon"),
 )
 _SUPPORTED = {"pre_lnorm": (False,), "attn_type": (0,), "adaptive": (True,), "tie_weight": (True,)}
 

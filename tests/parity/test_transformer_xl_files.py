@@ -42,9 +42,10 @@ def write_release(folder: Path, **fields: Any) -> tuple[CtxTransformerXLForCausa
     torch.manual_seed(0)
     values = {
         "vocab_size": 30, "d_model": 16, "d_embed": 16, "n_layer": 2, "n_head": 4, "d_inner": 24, "cutoffs": [8, 15],
-        "div_val": 2, "mem_len": 6, "clamp_len": 5, "same_length": True, "untie_r": True, **fields,
+        "div_val": 2, "mem_len": 6, "clamp_len": 5, "same_length": True, "untie_r": True, "layer_norm_epsilon": 0.1,
+        **fields,
     }  # fmt: skip
-    model = CtxTransformerXLForCausalLM(CtxTransformerXLConfig(**values, initializer_range=0.3)).eval()
+    model = CtxTransformerXLForCausalLM(CtxTransformerXLConfig(**values)).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     weights = {}

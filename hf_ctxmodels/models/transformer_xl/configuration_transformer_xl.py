@@ -12,8 +12,8 @@ from hf_ctxmodels.core.config import CtxTransformerConfig
 class CtxTransformerXLConfig(CtxTransformerConfig):
     """Configuration of Transformer-XL; the defaults are the released model of WikiText-103 with 285 million parameters.
 
-    The names of the released configuration (`d_model`, `d_embed`, `n_layer`, `n_head`, `d_inner`, `dropout`, `dropatt`)
-    are accepted. There is no maximum length: positions are relative. See `CtxTransformerConfig` for the other
+    The names of the released configuration (`d_model`, `d_embed`, `n_layer`, `n_head`, `d_inner`, `dropout`, `dropatt`,
+    `init_std`, `proj_init_std`, `layer_norm_epsilon`) are accepted. There is no maximum length: positions are relative. See `CtxTransformerConfig` for the other
     arguments.
 
     Args:
@@ -42,6 +42,9 @@ class CtxTransformerXLConfig(CtxTransformerConfig):
         "d_inner": "intermediate_size",
         "dropout": "hidden_dropout_prob",
         "dropatt": "attention_probs_dropout_prob",
+        "init_std": "initializer_range",
+        "proj_init_std": "projection_initializer_range",
+        "layer_norm_epsilon": "layer_norm_eps",
     }
 
     vocab_size: int = 267_735
