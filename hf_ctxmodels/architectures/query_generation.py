@@ -110,8 +110,8 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
                 `span_ids`.
             past_key_values: The cache of source and target from an earlier forward; extended in place.
             use_cache: Whether to return `past_key_values`; without labels only.
-            logits_to_keep: As in transformers: the number of last steps whose logits are returned, 0 for all, or a tensor
-                of steps.
+            logits_to_keep: As in transformers: the number of last steps whose logits are returned, 0 for all; or a
+                tensor of steps.
             num_items_in_batch: Number of labels in all batches of the step, by which the summed loss is divided.
             return_logits: See `needs_all_logits`.
         """

@@ -193,7 +193,8 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         for name in self.padded_vocabularies:
             if self.pad_token_id is not None and not 0 <= self.pad_token_id < getattr(self, name):
                 raise ValueError(
-                    f"pad_token_id={self.pad_token_id} must be None, or at least 0 and below {name}={getattr(self, name)}."
+                    f"pad_token_id={self.pad_token_id} must be None, or at least 0 and below "
+                    f"{name}={getattr(self, name)}."
                 )
 
     @classmethod

@@ -113,5 +113,5 @@ def test_differing_tied_weights_raise() -> None:
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     load_weights(model, dict(weights), "file")
     weights["lm_head.weight"] += 1
-    with pytest.raises(CtxError, match="lm_head.weight and gpt.word_embeddings.weight, which .* shares, differ"):
+    with pytest.raises(CtxError, match=r"lm_head\.weight and gpt\.word_embeddings\.weight, which .* shares, differ"):
         load_weights(model, weights, "file")

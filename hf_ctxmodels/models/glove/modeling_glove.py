@@ -128,7 +128,9 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         if values.shape != labels.shape:
             raise CtxError(f"cooccurrences is {tuple(values.shape)}, but the input is {tuple(labels.shape)}.")
         if not is_traced(values) and bool((host_copy(output_mask) & (host_copy(values) <= 0)).any()):
-            raise CtxError("cooccurrences has counts of 0 or less, which have no logarithm.", hint="use labels of -100.")
+            raise CtxError(
+                "cooccurrences has counts of 0 or less, which have no logarithm.", hint="use the label -100."
+            )
         words, contexts, counts = (select_true(tensor, output_mask) for tensor in (input_ids, labels, values))
         cells = words, contexts, counts.float()
         if learning_rate is None:

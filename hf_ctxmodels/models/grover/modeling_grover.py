@@ -113,9 +113,9 @@ class CtxGroverForSequenceClassification(DecoderForSequenceClassification, CtxGr
     """Grover with a sequence classifier, for example of human and machine-generated articles (section 5).
 
     The classifier's input is the state of the first `config.classifier_token_id`, <|beginsummary|>, or of the last
-    token without it, or with `inputs_embeds`, whose tokens are unknown. The training loss has an auxiliary language modeling term (`DecoderHeadModel`),
-    averaged over the targets of an example and then over examples. The released code averages over all tokens of a
-    batch, which is not invariant to gradient accumulation.
+    token without it, or with `inputs_embeds`, whose tokens are unknown. The training loss has an auxiliary language
+    modeling term (`DecoderHeadModel`), averaged over the targets of an example and then over examples. The released
+    code averages over all tokens of a batch, which is not invariant to gradient accumulation.
     """
 
     has_auxiliary_lm_loss = True

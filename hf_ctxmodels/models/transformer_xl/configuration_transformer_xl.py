@@ -13,8 +13,8 @@ class CtxTransformerXLConfig(CtxTransformerConfig):
     """Configuration of Transformer-XL; the defaults are the released model of WikiText-103 with 285 million parameters.
 
     The names of the released configuration (`d_model`, `d_embed`, `n_layer`, `n_head`, `d_inner`, `dropout`, `dropatt`,
-    `init_std`, `proj_init_std`, `layer_norm_epsilon`) are accepted. There is no maximum length: positions are relative. See `CtxTransformerConfig` for the other
-    arguments.
+    `init_std`, `proj_init_std`, `layer_norm_epsilon`) are accepted. There is no maximum length: positions are relative.
+    See `CtxTransformerConfig` for the other arguments.
 
     Args:
         hidden_size: Width of the layers; an even multiple of `num_attention_heads`.
