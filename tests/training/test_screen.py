@@ -107,7 +107,7 @@ def test_next_commands(workspace, tmp_path: Path, capsys: pytest.CaptureFixture)
     assert run_command("finetune", "sequence-classification", **flags, output_dir=output) == 0
     captured = capsys.readouterr()
     assert "tokenizing 8 training and 8 validation examples" in captured.err
-    assert re.search(r"\nloss +0\.\d+ +lower is better\naccuracy +0\.\d+ +0\.\d+ +1\.0000  0 to 1\n", captured.out)
+    assert re.search(r"\nloss +\d\.\d+ +lower is better\naccuracy +0\.\d+ +0\.\d+ +1\.0000  0 to 1\n", captured.out)
     commands = f"  hf-ctxmodels predict --model {output} --input FILE\n  hf-ctxmodels push --model {output} --repo_id"
     assert re.search(rf"saved in {output}\n(warning: .*; hint: .*\n)+next:\n{commands}", captured.out)
 
