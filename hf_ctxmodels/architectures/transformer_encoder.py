@@ -92,7 +92,8 @@ class TransformerEncoder(CtxPreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize a module; with `convolutional_initialization`, the first layer again, after all modules."""
+        """Initialize a module. The encoder itself comes last: with `convolutional_initialization`, the first layer and
+        the position embeddings are initialized again."""
         super()._init_weights(module)
         if module is self and getattr(self.config, "convolutional_initialization", False):
             positions = self.embeddings.position_embeddings
