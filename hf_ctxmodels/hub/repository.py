@@ -170,17 +170,12 @@ def _resolve_inside(directory: Path, name: str) -> Path:
     return directory / name
 
 
-def _without_local_paths(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration whose fields, and the fields of configurations in it, contain no local directory of another
-    model; labels are unchanged."""
-    return {
-        name: _without_local_paths(value)
-        if isinstance(value, dict) and name != "id2label"
-        else without_local_paths(value)
-        if isinstance(value, str)
-        else value
-        for name, value in config.items()
-    }
+def _without_local_paths(value: Any) -> Any:
+    """A value of a configuration, or a configuration, without the local directories of other models; labels are
+    unchanged."""
+    if isinstance(value, dict):
+        return {name: entry if name == "id2label" else _without_local_paths(entry) for name, entry in value.items()}
+    return without_local_paths(value) if isinstance(value, str) else value
 
 
 def stub_files(directory: Path, family: FamilySpec) -> dict[str, bytes]:

@@ -160,9 +160,10 @@ def describe_defaults(
         length += f" ({TOKENS_PER_PARAMETER} tokens per parameter, at most {MAX_PRETRAINING_EPOCHS} epochs)"
     chosen = []
     initializer_range = initializer_range_for_width(width)
-    if not config.name_or_path and getattr(config, "initializer_range", None) == initializer_range:  # new weights
+    has_new_weights = not config.name_or_path
+    if has_new_weights and getattr(config, "initializer_range", None) == initializer_range:
         chosen.append(f"initializer_range {initializer_range:g} (width {width})")
-    if not config.name_or_path and getattr(config, "convolutional_initialization", False):
+    if has_new_weights and getattr(config, "convolutional_initialization", False):
         chosen.append("convolutional initialization")
     options = flat_options(resolved)
     if arguments.optimizer is None:

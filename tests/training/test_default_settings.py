@@ -10,6 +10,11 @@ from commands import run_command
 
 pytestmark = pytest.mark.slow
 
+GLUE_FILES = {
+    "SST-2": {"train": "train.tsv.gz", "validation": "dev.tsv"},
+    "MRPC": {"train": "msr_paraphrase_train.txt.gz", "validation": "msr_paraphrase_test.txt.gz"},
+}
+
 
 def read_lines(file: Path) -> list[str]:
     with (
@@ -73,14 +78,14 @@ def test_larger_sizes_do_not_diverge(news, tokenizer, tmp_path, size, steps) -> 
 
 def classification_data(folder: Path, name: str) -> dict[str, list[list[str]]]:
     """The rows of a dataset, by split: the text or texts, and the label."""
-    if name == "SST-2":
-        files = {"train": "train.tsv.gz", "validation": "dev.tsv"}
-        lines = {split: read_lines(folder / "glue_like" / name / file)[1:] for split, file in files.items()}
-        return {split: [line.split("\t") for line in lines[split]] for split in files}
-    if name == "MRPC":
-        files = {"train": "msr_paraphrase_train.txt.gz", "validation": "msr_paraphrase_test.txt.gz"}
-        lines = {split: read_lines(folder / "glue_like" / name / file)[1:] for split, file in files.items()}
-        return {split: [[*line.split("\t")[3:], line[0]] for line in lines[split]] for split in files}
+    if name in GLUE_FILES:
+        tables = {
+            split: [line.split("\t") for line in read_lines(folder / "glue_like" / name / file)[1:]]
+            for split, file in GLUE_FILES[name].items()
+        }
+        if name == "MRPC":  # label, two ids, two texts
+            tables = {split: [[*row[3:], row[0]] for row in rows] for split, rows in tables.items()}
+        return tables
     rows = [line.split("\t") for line in read_lines(folder / "multilingual" / "sib200" / "sib200.eng.tsv.gz")[1:]]
     return {
         split: [[text, topic] for part, _, topic, text in rows if (part == "train") == (split == "train")]
